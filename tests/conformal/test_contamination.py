@@ -11,6 +11,7 @@ from gepc.conformal.decision import DecisionRule
 from gepc.conformal.monitor import Monitor
 from gepc.conformal.p_values import CalibrationScores, Guarantee
 from gepc.core.errors import OptionError
+from gepc.scenes.regions import statement
 
 RNG = np.random.default_rng(5)
 
@@ -38,7 +39,7 @@ def test_trimming_is_stored_and_stated(tmp_path):
     detector = toy_detector(contamination=0.1).fit(images, others)
     assert (len(detector.calibration_scores_), detector.fitted.reference.trimmed) == (41, 4)
     text = str(detector.guarantee(0.1))
-    assert "if the 4 calibration images that were left out are outliers, and at most 0.195 in any case" in text
+    assert "if the 4 calibration images that were left out are outliers, and at most 0.195 if fewer of them are" in text
     detector.save(tmp_path / "det")
     loaded = gepc.load_detector(tmp_path / "det", detector.backbone)
     assert loaded.contamination == 0.1
@@ -64,5 +65,27 @@ def test_every_promise_after_trimming_says_what_it_takes() -> None:
         assert condition in rule.statement(trimmed)
         assert "left out" not in rule.statement(CalibrationScores.of(np.arange(400.0), None))
     assert condition in DecisionRule(0.1).scene_statement(50, 360, trimmed.trimmed)
-    with pytest.warns(UserWarning, match="40 calibration images were left out"):
+    with pytest.warns(UserWarning, match=f"hold only {condition}"):
         Monitor(SimpleNamespace(reference=trimmed))
+
+
+def test_detections_of_a_scene_state_the_condition_of_their_own_calibration_maps(tmp_path) -> None:
+    """Of 40 calibration images 4 are left out, and of their maps those of 4; a saved detector states the same."""
+    detector = toy_detector(contamination=0.1).fit(pictures(40), pictures(40, seed=3))
+    detector.save(tmp_path / "det")
+    loaded = gepc.load_detector(tmp_path / "det", detector.backbone)
+    for fitted in (detector.fitted, loaded.fitted):
+        assert "(36 calibration maps) if the 4 calibration images that were left out" in statement(fitted, 50, 0.1)
+    clean = toy_detector().fit(pictures(40), pictures(40, seed=3)).fitted
+    assert "(40 calibration maps). The maps" in statement(clean, 50, 0.1)
+
+
+def test_a_worst_case_is_a_probability_and_a_monitor_states_what_its_own_group_lost() -> None:
+    """Of 10 images one is left out, and of 400 images 40."""
+    labels = np.repeat(["few", "many"], [10, 400])
+    trimmed = CalibrationScores.of(np.arange(410.0), labels).trim(0.1)
+    assert "at most 1 if fewer of them are" in DecisionRule(0.2).statement(trimmed)
+    with pytest.warns(UserWarning, match="hold only if the 1 calibration images"):
+        Monitor(SimpleNamespace(reference=trimmed), alpha=0.2, group="few")
+    untouched = CalibrationScores.of(np.arange(410.0), labels).trim(0.05)
+    Monitor(SimpleNamespace(reference=untouched), alpha=0.2, group="few")

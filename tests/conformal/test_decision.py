@@ -192,3 +192,10 @@ def test_storey_warns_where_images_repeat():
         DecisionRule(fdr=0.1, procedure="storey").decide(reference, None, p, scores)
     DecisionRule(fdr=0.1).decide(reference, None, p, scores)  # no warning: valid under this dependence
     DecisionRule(fdr=0.1, procedure="storey").decide(reference, None, p, scores + np.arange(4))
+
+
+def test_a_procedure_without_a_false_discovery_rate_is_refused():
+    with pytest.raises(OptionError, match="procedure='storey' has no effect without fdr"):
+        DecisionRule(0.1, procedure="storey")
+    with pytest.raises(OptionError, match="unknown procedure 'sotrey'"):
+        DecisionRule(0.1, procedure="sotrey")

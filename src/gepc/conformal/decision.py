@@ -57,11 +57,13 @@ class DecisionRule:
 
     def __post_init__(self) -> None:
         check_choice("control", self.control, CONTROLS)
-        if self.fdr is None:
-            check_rates(alpha=self.alpha)
-        else:
+        check_choice("procedure", self.procedure, PROCEDURES)
+        if self.fdr is not None:
             check_rates(fdr=self.fdr)
-            check_choice("procedure", self.procedure, PROCEDURES)
+        else:
+            check_rates(alpha=self.alpha)
+            if self.procedure != PROCEDURES[0]:
+                raise OptionError(f"procedure={self.procedure!r} has no effect without fdr; give fdr, or leave it out")
         if self.confidence is not None and self._method != "tile":
             raise OptionError("confidence can be used with alpha only; leave it out, or leave out fdr and control")
         if self.fdr is not None and self.control != "tile":
@@ -240,7 +242,7 @@ class DecisionRule:
         >>> DecisionRule(fdr=0.1).statement(CalibrationScores.of(range(99), None))
         'on average at most 0.1 of the flagged images are false alarms (bh)'
         """
-        condition = _after_trimming(reference.trimmed)
+        condition = Guarantee.condition(reference.trimmed)
         if self.fdr is not None:
             rate = f"at most {self.fdr:g} of the flagged images are false alarms ({self.procedure})"
             return f"on average {rate}{condition}"
@@ -257,8 +259,8 @@ class DecisionRule:
         return (
             f"{self._promise(m)} The guarantee assumes that every in-distribution tile is exchangeable with the {n} "
             "calibration images: same sensor, size and processing, and images that neither fitting nor the network has "
-            "seen. It holds on average over calibration sets, and approximately for tiles with replaced no-data "
-            f"pixels{_after_trimming(trimmed)}."
+            f"seen. It holds on average over calibration sets{Guarantee.condition(trimmed)}, and approximately for "
+            "tiles with replaced no-data pixels."
         )
 
     def _promise(self, m: int) -> str:
@@ -283,11 +285,6 @@ class DecisionRule:
             f"On average at most {self.alpha:g} of the flagged tiles are false (Benjamini-Yekutieli over {m} tiles), "
             "however the overlapping tiles depend on each other. It is a rate of tiles, not of regions."
         )
-
-
-def _after_trimming(trimmed: int) -> str:
-    """The condition under which a promise holds if calibration images were left out."""
-    return f", if the {trimmed} calibration images that were left out are outliers" if trimmed else ""
 
 
 def benjamini_hochberg(p_values: npt.ArrayLike, fdr: float) -> Flags:

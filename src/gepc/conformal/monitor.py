@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gepc.conformal.decision import DecisionRule
-from gepc.conformal.p_values import UNGROUPED, CalibrationScores, check_rates
+from gepc.conformal.p_values import UNGROUPED, CalibrationScores, Guarantee, check_rates
 from gepc.core.errors import InputError, check_least
 from gepc.images.noise import generator
 
@@ -301,13 +301,11 @@ def _scores_of(calibration: Any, group: str | None) -> npt.NDArray[np.float64]:
     reference = getattr(getattr(calibration, "fitted", calibration), "reference", None)
     if isinstance(reference, CalibrationScores):
         reference.check(None if group is None else np.array([group]))
-        if reference.trimmed:
-            warnings.warn(
-                f"{reference.trimmed} calibration images were left out; the rates of alarms and of false drift hold "
-                "only if they are outliers",
-                stacklevel=3,
-            )
-        calibration = reference.by_group[UNGROUPED if group is None else group]
+        label = UNGROUPED if group is None else group
+        condition = Guarantee.condition(len(reference.removed.get(label, ())))
+        if condition:
+            warnings.warn(f"the rates of alarms and of false drift hold only{condition}", stacklevel=3)
+        calibration = reference.by_group[label]
     scores = np.sort(np.asarray(calibration, dtype=np.float64).ravel())
     if len(scores) == 0 or not np.isfinite(scores).all():
         raise InputError("a monitor needs finite calibration scores; give a fitted detector")

@@ -147,8 +147,8 @@ class Guarantee:
     number that follows Beta(k, n + 1 - k), k = floor(alpha (n + 1)) (Vovk, Conditional validity of inductive
     conformal predictors, 2012); `low` and `high` are its 5 % and 95 % quantiles.
 
-    If the k = `trimmed` largest calibration scores were left out, this holds where they were the outliers. Otherwise
-    the rate is at most alpha + k/(n + 1), on average; see `CalibrationScores.trim`.
+    If the k = `trimmed` largest calibration scores were left out, this holds where they were the outliers. If fewer of
+    them were, the rate is at most alpha + k/(n + 1), on average; see `CalibrationScores.trim`.
 
     Parameters
     ----------
@@ -208,18 +208,19 @@ class Guarantee:
         check_alpha(alpha, n)
         return cls(alpha, n, *realised_range(alpha, n), trimmed)
 
+    @staticmethod
+    def condition(trimmed: int) -> str:
+        """The condition of every promise after that many calibration images were left out; empty for none."""
+        return f" if the {trimmed} calibration images that were left out are outliers" if trimmed else ""
+
     def __str__(self) -> str:
+        promise = f"at most {self.alpha:.3g} of in-distribution images raise an alarm{self.condition(self.trimmed)}"
         if self.trimmed:
-            worst = self.alpha + self.trimmed / (self.n + 1)
-            return (
-                f"at most {self.alpha:.3g} of in-distribution images raise an alarm if the {self.trimmed} calibration "
-                f"images that were left out are outliers, and at most {worst:.3g} in any case, on average over "
-                "calibration sets"
-            )
+            worst = min(self.alpha + self.trimmed / (self.n + 1), 1.0)
+            return f"{promise}, and at most {worst:.3g} if fewer of them are, on average over calibration sets"
         return (
-            f"at most {self.alpha:.3g} of in-distribution images raise an alarm, on average over calibration sets; "
-            f"with these {self.n} calibration images the rate lies between {self.low:.3g} and {self.high:.3g} "
-            "with probability 0.9"
+            f"{promise}, on average over calibration sets; with these {self.n} calibration images the rate lies "
+            f"between {self.low:.3g} and {self.high:.3g} with probability 0.9"
         )
 
 

@@ -33,7 +33,6 @@ import torch
 from torch.nn.functional import interpolate
 
 from gepc.calibration.calibrators import Array, Calibrator, create_calibrator, under
-from gepc.calibration.evidence import combine_parts
 from gepc.conformal.p_values import images_needed, p_values, threshold
 from gepc.core.errors import InputError
 from gepc.core.rates import left_out
@@ -74,6 +73,7 @@ class MapStatistics:
     scores: Array  # the scores of these images by their maps, (n,)
     gaussian: Calibrator | None = None  # the calibrator of the activations of single positions, if they are a part
     model: MapModel = DEFAULT_MODEL  # what the method says about its maps
+    trimmed: int = 0  # how many more calibration images there were, whose values `trim` has left out
 
     @classmethod
     def fit(
@@ -165,8 +165,10 @@ class MapStatistics:
 
     def trim(self, contamination: float) -> MapStatistics:
         """Leave out the largest maxima and scores of a share of the calibration images, which may be outliers."""
-        kept = len(self.scores) - left_out(contamination, len(self.scores))
-        return replace(self, maxima=np.sort(self.maxima, axis=1)[:, :kept], scores=np.sort(self.scores)[:kept])
+        trimmed = left_out(contamination, len(self.scores))
+        kept = len(self.scores) - trimmed
+        maxima, scores = np.sort(self.maxima, axis=1)[:, :kept], np.sort(self.scores)[:kept]
+        return replace(self, maxima=maxima, scores=scores, trimmed=trimmed)
 
     def p_values(self, field: Map, part: str = TOGETHER) -> Array:
         """The family-wise p-value of each pixel of a map of that part."""
@@ -183,7 +185,7 @@ class MapStatistics:
 
     def state(self) -> dict[str, Array]:
         """The numbers by name."""
-        arrays = {name: getattr(self, name) for name in STATE}
+        arrays = {name: np.asarray(getattr(self, name), dtype=np.float64) for name in (*STATE, "trimmed")}
         gaussian = {} if self.gaussian is None else self.gaussian.state()
         return arrays | {f"gaussian/{name}": value for name, value in gaussian.items()}
 
@@ -206,7 +208,8 @@ class MapStatistics:
         if ("activations" in parts) != bool(gaussian):
             raise InputError("the model of the activations is missing; fit the detector again")
         restored = create_calibrator(model.positions).restore(gaussian) if gaussian else None
-        return cls(parts, weights, mean, std, offsets, maxima, scores, restored, model)
+        trimmed = int(state.get("trimmed", np.zeros(())))  # not written by 0.2
+        return cls(parts, weights, mean, std, offsets, maxima, scores, restored, model, trimmed)
 
     def _fields(self, parts: MapParts, size: Size) -> Fields:
         """u_p, (N, H, W), for every part."""
@@ -234,7 +237,7 @@ class MapStatistics:
 
     def _largest(self, z: Fields) -> Map:
         """max_p z_p over the leading parts."""
-        return np.asarray(combine_parts(np.stack([z[name] for name in self.leading], axis=-1), "minimum"))
+        return np.asarray(np.max([z[name] for name in self.leading], axis=0))
 
     def _standardised(self, field: Map, row: int) -> Map:
         mean, std = (_spread(values[row], field.shape[1:], self.model.band) for values in (self.mean, self.std))

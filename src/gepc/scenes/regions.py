@@ -20,7 +20,7 @@ from scipy.ndimage import label
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from gepc.conformal.p_values import Array, images_needed
+from gepc.conformal.p_values import Array, Guarantee, images_needed
 from gepc.detector.fitted import FittedDetector
 from gepc.maps.regions import Region, measured, numbered
 from gepc.methods.pooling import Map
@@ -150,8 +150,9 @@ def statement(fitted: FittedDetector, tiles: int, alpha: float) -> str:
         return f"No detections: alpha {alpha:g} needs at least {images_needed(alpha)} calibration maps, there are {n}."
     return (
         f"The map of an in-distribution tile exceeds {fitted.map_limit(alpha):.4g} anywhere with probability at most "
-        f"{alpha:g} ({n} calibration maps). The maps of at most {alpha * tiles:.3g} of {tiles} such tiles are expected "
-        "to exceed it by chance, and each of these can give several detections. p_value refers to the map of one tile. "
+        f"{alpha:g} ({n} calibration maps){Guarantee.condition(fitted.maps.trimmed)}. The maps of at most "
+        f"{alpha * tiles:.3g} of {tiles} such tiles are expected to exceed it by chance, and each of these can give "
+        "several detections. p_value refers to the map of one tile. "
         f"p_scene = min(1, {tiles} p_value) bounds the probability that a scene of in-distribution tiles has such a "
         "detection."
     )
