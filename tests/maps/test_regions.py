@@ -61,3 +61,10 @@ def test_regions_are_written_for_spreadsheets_and_labelling_tools(tmp_path: Path
         assert 0 <= top < bottom <= 16
         assert float(row["p_value"]) == pytest.approx(annotation["p_value"], rel=1e-5)
     assert len(rows) == entries[0]["regions"]
+
+
+def test_the_box_of_a_whole_map_is_the_whole_image() -> None:
+    """Also where the ratio of the sides has no exact binary form, as 7/25."""
+    for side, cells in ((7, 25), (37, 12), (100, 60), (389, 189)):
+        region = in_image(MapRegion(1, 5.0, 0.01, (0, 0, cells, cells)), (2, 3, side, side), (cells, cells))
+        assert region.box == (2, 3, 2 + side, 3 + side)

@@ -14,7 +14,6 @@ from gepc.maps.statistics import MapStatistics
 from gepc.methods.pooling import Map
 
 Box = tuple[int, int, int, int]
-Point = tuple[float, float]
 Window = tuple[int, int, int, int]
 Mask = npt.NDArray[np.bool_]
 COLUMNS = (
@@ -101,14 +100,15 @@ def measured(values: Map, labels: npt.NDArray[Any]) -> Iterator[tuple[int, Mask,
 def in_image(region: MapRegion, window: Window, size: tuple[int, int]) -> MapRegion:
     """A region of a map of `size` in pixels of the image, of which the map shows (top, left, height, width)."""
     top, left, height, width = window
-    down, right = height / size[0], width / size[1]
 
-    def point(x: float, y: float) -> Point:
-        return left + x * right, top + y * down
+    def point(x: float, y: float) -> tuple[float, float]:
+        # the quotient comes last: exact where a side of a cell is one of a pixel, so that no box leaves the image
+        return left + x * width / size[1], top + y * height / size[0]
 
     box, (line, column) = region.box, region.peak
     (x0, y0), (x1, y1), (x, y) = point(box[1], box[0]), point(box[3], box[2]), point(column + 0.5, line + 0.5)
-    whole, area = (int(y0), int(x0), math.ceil(y1), math.ceil(x1)), max(1, round(region.area * down * right))
+    whole = (int(y0), int(x0), math.ceil(y1), math.ceil(x1))
+    area = max(1, round(region.area * height * width / (size[0] * size[1])))
     return replace(region, box=whole, area=area, peak=(int(y), int(x)))
 
 
