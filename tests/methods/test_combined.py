@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from toys import as_uint8, pictures, toy_backbone
 
 import gepc
 from gepc.cli.app import run
 from gepc.core.errors import OptionError
 from gepc.methods.base import Batch, extract_table
-from gepc.methods.combined import Combined
+from gepc.methods.combined import Combined, shared_passes
 
 IMAGES = as_uint8(pictures(60))
 NAMES = ("gepc", "scoped", "diffpath")
@@ -83,3 +84,29 @@ def test_the_command_line_combines_methods(tmp_path: Path, capsys: pytest.Captur
 def test_what_cannot_be_combined(methods: list[str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         gepc.create_detector(toy_backbone(), methods)
+
+
+def test_two_blocks_of_shared_passes_may_overlap_as_those_of_two_threads_do() -> None:
+    """Each remembers its own answers, and the backbone has the counts of both and is otherwise left alone."""
+    backbone, x = toy_backbone(), torch.from_numpy(pictures(2))
+    expected = backbone.eps(x, 5)
+    before = set(vars(backbone))
+    blocks = [shared_passes(backbone), shared_passes(backbone)]
+    first, second = (block.__enter__() for block in blocks)
+    for shared in (first, second, second, first):
+        torch.testing.assert_close(shared.eps(x, 5), expected, rtol=0.0, atol=0.0)
+    assert backbone.forward_count == second.forward_count == 3 * 2
+    blocks[0].__exit__(None, None, None)
+    second.eps(x, 5)
+    second.eps(x, torch.tensor([5, 6]))
+    blocks[1].__exit__(None, None, None)
+    assert backbone.forward_count == 4 * 2
+    assert set(vars(backbone)) == before | {"forward_count"}
+
+
+def test_images_that_may_not_be_square_are_refused_as_for_the_method_by_itself() -> None:
+    """gepc+ takes rot180 in place of rot90 where images are not square, which is another feature."""
+    for methods in ("gepc+", ["gepc+", "msma"]):
+        with pytest.raises(OptionError, match="images may not be square; leave rot90 out"):
+            gepc.create_detector(toy_backbone(image_size=None), methods, resize="native")
+    gepc.create_detector(toy_backbone(image_size=None), ["gepc+:single", "msma"], resize="native")

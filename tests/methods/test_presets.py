@@ -104,3 +104,10 @@ def test_the_parts_of_a_preset_hold_their_own_options(name: str) -> None:
         assert set(preset.preprocessing) <= reading
         assert set(preset.calibration) <= set(detector_options()) - reading - own
         assert preset.options == {**preset.method, **preset.preprocessing, **preset.calibration}
+
+
+@pytest.mark.parametrize(("name", "parameter"), [("cfs", "layers"), ("encoder", "layers"), ("gepc", "features")])
+def test_a_single_word_is_a_tuple_of_one(name: str, parameter: str) -> None:
+    """Also where the default is None: the letters of a word are not layers."""
+    word = "s" if parameter == "features" else "first"
+    assert getattr(find_method(name)(**{parameter: word}), parameter) == (word,)

@@ -307,9 +307,10 @@ class Extractor(ABC):
     def __post_init__(self) -> None:
         for parameter in _parameters(self):
             value = getattr(self, parameter.name)
+            takes_tuple = isinstance(parameter.default, tuple) or str(parameter.type).startswith("tuple[")
             if isinstance(parameter.default, (Levels, Group)):
                 value = type(parameter.default).of(value)
-            elif isinstance(parameter.default, tuple) and value is not None:
+            elif takes_tuple and value is not None:
                 value = (value,) if isinstance(value, str) else tuple(value)
             object.__setattr__(self, parameter.name, value)
         check_fields(self)
@@ -370,8 +371,8 @@ class Extractor(ABC):
 
     @property
     def square_only(self) -> bool:
-        """Whether images must be square, because a transform of the method's `group` swaps height and width."""
-        return any(action.square_only for action in getattr(self, "group", ()))
+        """Whether images must be square: a transform of its group, or of one it builds on, swaps height and width."""
+        return any(part.square_only for part in (*getattr(self, "group", ()), *self.builds_on()))
 
     @property
     def column_names(self) -> tuple[str, ...]:

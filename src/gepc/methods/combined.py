@@ -104,8 +104,8 @@ class Combined(Derived):
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """The tables of all methods; a pass that two of them ask for is made once."""
-        with shared_passes(backbone):
-            return super().extract(backbone, batch, timesteps)
+        with shared_passes(backbone) as shared:
+            return super().extract(shared, batch, timesteps)
 
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """`method/feature` -> (N, 1, levels, ...): the level axis of the table is that of the whole image."""
@@ -150,25 +150,30 @@ def _of(member: Member, table: Table) -> Table:
 
 
 @contextmanager
-def shared_passes(backbone: Backbone) -> Iterator[None]:
-    """In the block, eps(x, t) for the same x and t is answered from memory, without counting it again."""
-    known: dict[str, torch.Tensor] = {}
-    network = backbone.eps
+def shared_passes(backbone: Backbone) -> Iterator[Backbone]:
+    """A backbone for the block that answers eps(x, t) for the same x and t from memory, without counting it again.
 
-    def eps(x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
+    It shares its state, such as counts and weights, with the given one. That one is not changed itself, because other
+    threads may be using it.
+    """
+    known: dict[str, torch.Tensor] = {}
+
+    def eps(_: Backbone, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
         if x.requires_grad:
-            return network(x, t)
+            return backbone.eps(x, t)
         content = x.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        key = digest([str(t), list(x.shape)], keys=[content])
+        key = digest([torch.as_tensor(t).tolist(), list(x.shape)], keys=[content])
         if key in known:
             return known[key]
-        answer = network(x, t)
-        if (len(known) + 1) * answer.nbytes <= REMEMBERED:
+        answer = backbone.eps(x, t)
+        if sum(kept.nbytes for kept in known.values()) + answer.nbytes <= REMEMBERED:
             known[key] = answer
         return answer
 
-    vars(backbone)["eps"] = eps
+    kind: Any = type("SharedPasses", (type(backbone),), {"eps": eps})
+    shared: Backbone = object.__new__(kind)
+    shared.__dict__ = vars(backbone)
     try:
-        yield
+        yield shared
     finally:
-        del vars(backbone)["eps"]
+        known.clear()
