@@ -110,6 +110,13 @@ def test_a_group_of_nothing_but_quarter_turns_cannot_act_on_a_non_square_image()
         Group.of(["rot90", "rot270"]).for_size(4, 6)
 
 
+def test_a_group_that_loses_what_inner_layers_need_says_so() -> None:
+    """Without a flip or a rotation there is no feature `inner`."""
+    with pytest.warns(UserWarning, match="4x6 are not square, so the group loses rot90; .* the feature inner needs"):
+        assert Group.of(["rot90", "shift_x"]).for_size(4, 6).names == ("id", "shift_x")
+    assert Group.of(["rot90", "shift_x", "rot180"]).for_size(4, 6).names == ("id", "shift_x", "rot180")
+
+
 @pytest.mark.parametrize(
     ("action", "fault"),
     [

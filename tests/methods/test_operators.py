@@ -262,9 +262,17 @@ def test_a_learned_action_on_pixels_is_recovered_exactly(kind: str, tmp_path: Pa
 
 
 def test_an_action_on_pixels_needs_enough_pairs_of_small_square_images() -> None:
-    for shape in ((63, 1, 8, 8), (80, 1, 8, 10), (1, 1, 40, 40)):
+    for shape in ((80, 1, 8, 10), (1, 1, 40, 40)):
         with pytest.raises(OptionError, match="square images with a side of at most 32"):
             Group.learned(np.zeros(shape), np.zeros(shape), on="pixels")
+    for shape, on, count in (
+        ((63, 1, 8, 8), "pixels", "63 vectors of 64"),
+        ((1, 13, 3, 4), "channels", "12 vectors of 13"),
+    ):
+        with pytest.raises(OptionError, match=f"{count} {on} do not determine a map"):
+            Group.learned(np.zeros(shape), np.zeros(shape), on=on)
+    with pytest.raises(OptionError, match="finite numbers"):
+        Group.learned(np.full((9, 1, 2, 2), np.nan), np.zeros((9, 1, 2, 2)))
     with pytest.raises(OptionError, match="'pixels'"):
         Group.learned(np.zeros((4, 1, 2, 2)), np.zeros((4, 1, 2, 2)), on="pixel")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -421,8 +422,8 @@ class Group:
         Parameters
         ----------
         images, counterparts : float arrays (N, C, H, W)
-            Images in [-1, 1], pair by pair. For pixels the images are square, with a side of at most 32, and N C is
-            at least H W: fewer pairs do not determine the map.
+            Images in [-1, 1], pair by pair. Fewer vectors than they have entries do not determine the map: N H W is at
+            least C for channels. For pixels N C is at least H W, and the images are square with a side of at most 32.
         on : {"channels", "pixels"}
             What the map mixes.
 
@@ -436,8 +437,8 @@ class Group:
         Raises
         ------
         OptionError
-            If the arrays differ in shape, or if an action on pixels has too few pairs, or images that are too large or
-            not square.
+            If the arrays differ in shape, are not finite or have too few pairs, or if an action on pixels has images
+            that are too large or not square.
 
         Examples
         --------
@@ -450,19 +451,19 @@ class Group:
         """
         check_choice("on", on, ("channels", "pixels"))
         x, y = (np.asarray(values, dtype=np.float64) for values in (images, counterparts))
-        if x.ndim != 4 or x.shape != y.shape:
-            raise OptionError(f"give two arrays (N, C, H, W) of one shape, got {x.shape} and {y.shape}")
+        if x.ndim != 4 or x.shape != y.shape or not np.isfinite([x, y]).all():
+            raise OptionError(f"give two arrays (N, C, H, W) of finite numbers and one shape, got {x.shape}, {y.shape}")
         if on == "channels":
-            x, y = (np.moveaxis(values, 1, -1).reshape(-1, x.shape[1]) for values in (x, y))
-            matrix, _ = orthogonal_procrustes(y, x)
+            x, y = (np.moveaxis(values, 1, -1) for values in (x, y))
+        elif x.shape[2] != x.shape[3] or x.shape[3] > LARGEST_SIDE:
+            square = f"square images with a side of at most {LARGEST_SIDE}"
+            raise OptionError(f"an action on pixels is learned from {square}; got {x.shape}")
+        entries = x.shape[3] if on == "channels" else x.shape[3] ** 2
+        if x.size < entries**2:
+            raise OptionError(f"{x.size // entries} vectors of {entries} {on} do not determine a map; give more pairs")
+        matrix, _ = orthogonal_procrustes(y.reshape(-1, entries), x.reshape(-1, entries))
+        if on == "channels":
             return cls.of([f"channels({','.join(map(repr, matrix.ravel().tolist()))})"])
-        height, width = x.shape[2:]
-        if height != width or width > LARGEST_SIDE or len(x) * x.shape[1] < height * width:
-            raise OptionError(
-                f"an action on pixels is learned from square images with a side of at most {LARGEST_SIDE}, and from at "
-                f"least as many channels of pairs as pixels; got {x.shape}"
-            )
-        matrix, _ = orthogonal_procrustes(*(values.reshape(-1, height * width) for values in (y, x)))
         name = f"pixels {hashlib.sha256(matrix.tobytes()).hexdigest()[:12]}"
         apply, inverse = PixelMap(torch.from_numpy(matrix)), PixelMap(torch.from_numpy(matrix.T.copy()))
         return cls((IDENTITY, Action(name, apply, inverse, square_only=True)))
@@ -479,6 +480,12 @@ class Group:
         -------
         Group
 
+        Warns
+        -----
+        UserWarning
+            If no flip, rotation or transposition is left of those in the group: there is then no feature of inner
+            layers that compares elements.
+
         Raises
         ------
         OptionError
@@ -494,6 +501,11 @@ class Group:
         kept = tuple(action for action in self.actions if not action.square_only)
         if len(kept) < 2:
             raise OptionError(f"no element of this group acts on {height}x{width} images; add flips, rot180 or shifts")
+        lost = [action.name for action in self.actions if action.on_layers]
+        if lost and not any(action.on_layers for action in kept):
+            loses = f"images of {height}x{width} are not square, so the group loses {', '.join(lost)}"
+            needed = "no flip or rotation remains, which the feature inner needs: add flip_x, flip_y or rot180"
+            warnings.warn(f"{loses}; {needed}", stacklevel=2)
         return Group(kept, self.auto)
 
     @property
