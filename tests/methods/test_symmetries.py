@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from toys import toy_backbone, toy_network
 
 import gepc
 from gepc.core.errors import InputError, OptionError
 from gepc.core.rates import holm
-from gepc.images.batches import MAX_IMAGE_PIXELS
+from gepc.images.batches import MAX_CHUNK_PIXELS, MAX_IMAGE_PIXELS
 from gepc.images.noise import image_key
 from gepc.lab.analytic import GaussianBackbone
 from gepc.methods.base import Batch
+from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Group, find_action
-from gepc.methods.symmetries import LEAST_IMAGES, LEVEL, MOST_BYTES, choose, examine, invariance_p
+from gepc.methods.symmetries import LEAST_IMAGES, LEVEL, MOST_BYTES, choose, examine, invariance_p, residuals
 
 Images = npt.NDArray[np.float32]
 
@@ -152,3 +155,22 @@ def test_faces_and_digits_are_upright() -> None:
 def test_enough_of_the_largest_images_are_kept() -> None:
     largest = 3 * 4 * MAX_IMAGE_PIXELS  # bytes
     assert LEAST_IMAGES * largest <= MOST_BYTES * 2 / 3  # a third may be held out
+
+
+def test_no_network_call_has_more_images_or_pixels_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    network = toy_backbone(1)
+
+    def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return network.eps(x, t)
+
+    backbone = gepc.Backbone.from_callable(eps, network.alphas_cumprod, 1, 8)
+    batch, method, group = batch_of(textures(20)), GepcExtractor(), Group.of("flips")
+    found = residuals(method, backbone, batch, group)
+    assert max(calls) > 6
+    for rows, most_pixels in ((6, MAX_CHUNK_PIXELS), (64, 6 * 64)):
+        calls.clear()
+        monkeypatch.setattr("gepc.images.batches.MAX_CHUNK_PIXELS", most_pixels)
+        np.testing.assert_allclose(residuals(method, backbone, replace(batch, rows=rows), group), found, rtol=1e-5)
+        assert max(calls) == 6

@@ -3,8 +3,7 @@
 `gepc.methods.diffpath` has the fifth. All other published methods are in `gepc.lab.baselines`.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -101,41 +100,9 @@ class MSMA(PerLevel):
         return {"msma": energy(backbone.eps(x, t)).sqrt()}
 
 
-@dataclass(frozen=True)
-class ErrorMap(HasMaps, PerLevel):
-    """A method whose map shows the denoising error, and whose feature pools the map."""
-
-    draws: int = at_least(1, 1)
-
-    @abstractmethod
-    def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
-        """The map at one level, (N, H, W)."""
-
-    def pooled(self, field: Tensor) -> Tensor:
-        """(N, H, W) -> (N,): the mean."""
-        return field.mean((1, 2))
-
-    def errors(self, backbone: Backbone, batch: Batch, t: int) -> Iterator[Tensor]:
-        """noise - eps for every draw."""
-        for draw in range(self.draws):
-            x_t, drawn = batch.noised(backbone, t, draw)
-            yield drawn - backbone.eps(x_t, t)
-
-    def level_cost(self, size: tuple[int, int]) -> Cost:
-        return Cost(forward=self.draws)
-
-    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
-        return {self.name: self.pooled(self.field(backbone, batch, t).double())}
-
-    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
-        fields = torch.stack([self.field(backbone, batch, int(t)) for t in timesteps], dim=1)
-        pooled = [self.pooled(field.double()) for field in fields.unbind(1)]
-        return {self.name: to_numpy(torch.stack(pooled, dim=1))}, {"residual": fields.float().cpu().numpy()}
-
-
 @register("spr")
 @dataclass(frozen=True)
-class SPR(ErrorMap):
+class SPR(HasMaps, PerLevel):
     """Score-based perturbation resilience. Shin, Lee, Lee, Lee & Yun, ICCV 2023, pp. 23372-23382.
 
         r = xhat0(x_t) - x_0 = rho (noise - eps)      map = box filter of mean over channels of r^2, mean over 3 draws
@@ -163,10 +130,26 @@ class SPR(ErrorMap):
         super().__post_init__()
         check_window(self.window)
 
+    def level_cost(self, size: tuple[int, int]) -> Cost:
+        return Cost(forward=self.draws)
+
     def field(self, backbone: Backbone, batch: Batch, t: int) -> Tensor:
+        """The map at one level, (N, H, W)."""
         rho = float(rho_of(backbone.alphas_cumprod[t]))
-        squares = [(rho * error).square().mean(1) / self.draws for error in self.errors(backbone, batch, t)]
+        squares = []
+        for draw in range(self.draws):
+            x_t, drawn = batch.noised(backbone, t, draw)
+            squares.append((rho * (drawn - backbone.eps(x_t, t))).square().mean(1) / self.draws)
         return box_filter(torch.stack(squares).sum(0), self.window or odd_eighth(min(batch.size)))
 
     def pooled(self, field: Tensor) -> Tensor:
-        return field.amax((1, 2)) if self.pool == "max" else super().pooled(field)
+        """(N, H, W) -> (N,)."""
+        return field.double().amax((1, 2)) if self.pool == "max" else field.double().mean((1, 2))
+
+    def at_level(self, backbone: Backbone, batch: Batch, t: int) -> Features:
+        return {"spr": self.pooled(self.field(backbone, batch, t))}
+
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
+        fields = [self.field(backbone, batch, int(t)) for t in timesteps]
+        pooled = to_numpy(torch.stack([self.pooled(field) for field in fields], dim=1))
+        return {"spr": pooled}, {"residual": torch.stack(fields, dim=1).float().cpu().numpy()}

@@ -28,7 +28,7 @@ from gepc.images.preprocessing import Preprocessing
 from gepc.images.sources import Images
 from gepc.images.synthetic import KINDS, synthetic_outlier
 from gepc.methods.base import Batch, extract_table, noised
-from gepc.methods.extraction import ImageSample
+from gepc.methods.extraction import ImageSample, concatenate
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Action, Group
 
@@ -256,7 +256,11 @@ def _small(images: torch.Tensor) -> Array:
 def residuals(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Group) -> Array:
     """pool(r_g^2) / b of each image under every action other than the identity, (N, actions), at the middle level."""
     plain = GepcExtractor(method.levels, ("s",), method.pool, method.topk, method.window, actions)
-    return np.asarray(extract_table(plain, backbone, batch, (_middle(method, backbone),))["s"][:, 0, 1:])
+    rows = max(1, min(batch.rows, plain.chunk_pixels // (batch.size[0] * batch.size[1])))
+    parts = [slice(first, first + rows) for first in range(0, len(batch), rows)]
+    some = (Batch(batch.images[part], batch.keys[part], batch.seed, rows) for part in parts)
+    tables = [extract_table(plain, backbone, each, (_middle(method, backbone),)) for each in some]
+    return np.asarray(concatenate(tables)["s"][:, 0, 1:])
 
 
 def _middle(method: GepcExtractor, backbone: Backbone) -> int:
