@@ -24,6 +24,7 @@ from gepc.methods.base import extract_table
 from gepc.methods.extraction import FeatureCache
 
 LEVELS = (0.999, 0.99, 0.97, 0.9)
+SMALL32 = ("cifar10", "svhn", "celeba", "cifar100")
 
 
 def opened(
@@ -285,6 +286,9 @@ def test_bad_protocols_are_refused(tmp_path):
         ({"pairs": {"celeba": ["svhn", "svhn"]}}, "one or more different sets"),
         ({"batch_size": 0}, "at least 1"),
         ({"main_features": ["x0"]}, "unknown main_features 'x0'"),
+        ({"main_features": {"celeba": []}}, "at least one feature"),
+        ({"features": ["s", "inner"]}, "none of inner layers"),
+        ({"datasets": {name: {"dataset": "npz", "label": "X"} for name in SMALL32}}, "different labels"),
         ({"mc_samples": 0}, "mc_samples must be at least 1"),
         ({"levels": {"celebA": [0.9, 0.8]}}, "did you mean 'celeba'"),
     ],
@@ -366,6 +370,14 @@ def test_histograms_show_the_sums_of_the_definitions(bench):
     assert low <= np.log10(energy).min() <= np.log10(energy).max() <= high
     table = extract_table(replace(bench.extractor, features=("b",), pool="mean"), bench.backbone, batch, kept)
     np.testing.assert_allclose(batch.images[0].size * table["b"][:, 0], energy, rtol=1e-5)
+
+
+def test_every_feature_of_the_protocol_is_in_the_ablation(data, protocol):
+    features = ("s", "cycle", "residual", "b")
+    few = replace(protocol, pairs={"set0": ("set1",)}, features=features, seeds=(0,))
+    benchmark = opened(few, data)
+    table = detector_tables.feature_table(GepcBench(benchmark, benchmark.collect()))
+    assert [row[0] for row in table.rows] == [*features, "fusion"]
 
 
 def test_timestep_0_has_its_place_on_the_axis(data, protocol):

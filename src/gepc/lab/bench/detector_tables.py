@@ -230,9 +230,8 @@ def calibration_table(bench: GepcBench) -> ResultTable:
 
 def feature_variants(bench: GepcBench) -> dict[str, Variant]:
     """Every extracted feature alone, and the fusion of those that the paper fuses."""
-    known = [name for name in ("s", "cos", "pair", "walk", "x0") if name in bench.protocol.features]
-    features: dict[str, tuple[str, ...]] = {name: (name,) for name in known}
-    features["fusion"] = tuple(name for name in known if name in published.ABLATIONS["features"])
+    features: dict[str, tuple[str, ...]] = {name: (name,) for name in bench.protocol.features}
+    features["fusion"] = tuple(name for name in features if name in published.ABLATIONS["features"])
     return {name: replace(bench.main, features=found) for name, found in features.items()}
 
 

@@ -17,6 +17,7 @@ from gepc.images.sources import Images
 from gepc.lab.bench.inspection import InspectionProtocol
 from gepc.lab.datasets import open_dataset
 from gepc.methods.base import find_method
+from gepc.methods.features import find_feature
 from gepc.methods.gepc import PAPER_LEVELS, GepcExtractor
 from gepc.methods.groups import Group
 
@@ -73,7 +74,7 @@ class Protocol:
     train_images: int = at_least(LEAST_IMAGES, 2000)  # the number of ID-train images, selected by `subset_seed`
     test_images: int = at_least(LEAST_IMAGES, 1000)  # the number of images of each test set, selected by `subset_seed`
     # of GEPC; those not in `main_features` are for the ablations
-    features: tuple[str, ...] = ("s", "cos", "pair", "b")
+    features: tuple[str, ...] = ("s", "cos", "pair")
     # those of the main detector, fused by their mean; or ID set -> features, `default` for the others
     main_features: dict[str, tuple[str, ...]] | tuple[str, ...] = ("s",)
     mc_samples: int = 1  # noise samples per image and level
@@ -93,11 +94,13 @@ class Protocol:
     def __post_init__(self) -> None:
         check_fields(self, "protocol: ")
         self._check_pairs()
-        if "s" not in self.features:
-            raise OptionError("protocol: features must include 's'")
+        if "s" not in self.features or any(find_feature(name).layers for name in self.features):
+            raise OptionError("protocol: features must include 's', and none of inner layers, which have many values")
         for values in (self.levels, self.topk, self.main_features):
             self._check_sets(values)
         for name in self.pairs:
+            if not self.main_features_for(name):
+                raise OptionError("protocol: main_features must name at least one feature")
             for feature in self.main_features_for(name):
                 check_choice("main_features", feature, self.features)
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
@@ -120,6 +123,8 @@ class Protocol:
                 raise OptionError(f"protocol: {name!r} is its own out-of-distribution set")
             if not others or len(set(others)) < len(others):
                 raise OptionError(f"protocol: pairs.{name} must name one or more different sets, got {list(others)}")
+        if len(set(self.pair_labels)) < len(self.pair_labels):
+            raise OptionError(f"protocol: data sets need different labels; the pairs are {', '.join(self.pair_labels)}")
 
     def _check_sets(self, values: object) -> None:
         """Check the names of ID sets in a value that may differ between them."""
