@@ -459,7 +459,7 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
         return self.eps(x, t) / -self.sigma(x, t)
 
     def jvp(self, x: torch.Tensor, t: int | torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """eps(x, t) and its Jacobian times `v`, by forward-mode differentiation. Costs N F and N J.
+        """Compute eps(x, t) and its Jacobian times `v`, by forward-mode differentiation. Costs N F and N J.
 
         Parameters
         ----------
@@ -497,7 +497,7 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
         return answer, tangent
 
     def eps_and_log_variance(self, x: torch.Tensor, t: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """eps(x, t) and the logarithm of the variance of the reverse step, shaped like `x`. Costs N forward passes.
+        """Compute eps(x, t) and the log-variance of the reverse step, shaped like `x`. Costs N forward passes.
 
         The variance is the network's own if `learned_variance`, otherwise that of the scheduler or btilde_t.
 
@@ -529,7 +529,7 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
     def eps_and_activations(
         self, x: torch.Tensor, t: int | torch.Tensor, layers: Sequence[str] | None = None
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """eps(x, t) and the outputs of inner layers, (N, C_l, H_l, W_l) each, by name. Costs N forward passes.
+        """Compute eps(x, t) and the outputs of inner layers, (N, C_l, H_l, W_l) each. Costs N forward passes.
 
         Parameters
         ----------

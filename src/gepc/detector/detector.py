@@ -203,7 +203,7 @@ class Answers(FittedAttributes):
         ties: str = "conservative",
         on_progress: Progress = None,
     ) -> Iterator[Result]:
-        """Results one by one, in order, in constant memory.
+        """Score images one by one, in order, in constant memory.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class Answers(FittedAttributes):
         return (result for chunk in scored for result in chunk.results)
 
     def explain(self, images: Any, on_error: str = "row", groups: Groups = None) -> list[Result]:
-        """Results with the reason for each: the part of the score that is most unusual, in plain words.
+        """Score images, and state in plain words which part of each score is most unusual.
 
         Each `Result` has `evidence`, the tail probability of every part among in-distribution images, and `reason`, the
         part with the smallest. These probabilities are estimates; the guarantee holds for `p_value`.
@@ -260,7 +260,7 @@ class Answers(FittedAttributes):
         return list(self.results(images, on_error, groups))
 
     def score(self, images: Any, on_error: str = "raise", on_progress: Progress = None) -> Array:
-        """One number per image, higher = more out of distribution.
+        """Compute one score per image. A higher score is more out of distribution.
 
         Parameters
         ----------
@@ -290,7 +290,7 @@ class Answers(FittedAttributes):
         on_error: str = "raise",
         on_progress: Progress = None,
     ) -> Array:
-        """Conformal p-values, p = (1 + #{calibration >= score})/(n + 1); a small p means out of distribution.
+        """Compute p-values, p = (1 + #{calibration >= score})/(n + 1). A small p means out of distribution.
 
         Parameters
         ----------
@@ -324,7 +324,7 @@ class Answers(FittedAttributes):
         procedure: str = "bh",
         on_progress: Progress = None,
     ) -> Alarms:
-        """True where an image is out of distribution.
+        """Decide which images raise an alarm.
 
         Parameters
         ----------
@@ -365,7 +365,7 @@ class Answers(FittedAttributes):
     def results_frame(
         self, images: Any, alpha: float = 0.05, on_error: str = "row", groups: Groups = None
     ) -> pandas.DataFrame:
-        """The table of `gepc score` as a pandas DataFrame: path, score, p_value, alarm, error.
+        """Return the table of `gepc score` as a pandas DataFrame: path, score, p_value, alarm, error.
 
         Parameters
         ----------

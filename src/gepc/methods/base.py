@@ -712,7 +712,7 @@ class WholeImage(Extractor):
 
     @abstractmethod
     def of_images(self, backbone: Backbone, batch: Batch) -> Features:
-        """The features of the images.
+        """Compute the features of the images.
 
         Parameters
         ----------
@@ -728,7 +728,7 @@ class WholeImage(Extractor):
 
     @abstractmethod
     def image_cost(self, backbone: Backbone, size: tuple[int, int]) -> Cost:
-        """Network passes per image.
+        """Count the network passes per image.
 
         Parameters
         ----------
