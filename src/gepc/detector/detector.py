@@ -166,7 +166,7 @@ class FittedAttributes(Parameters):
         return self.preprocessing().size or NOMINAL_SIZE
 
     def cost(self) -> Cost:
-        """Network passes per image: at the kept levels once fitted, at `keep` levels before.
+        """Count the network passes per image: at the kept levels once fitted, at `keep` levels before.
 
         Returns
         -------
@@ -338,7 +338,7 @@ class Answers(FittedAttributes):
 
         Returns
         -------
-        A boolean array (N,).
+        A boolean array (N,), True for an alarm.
 
         Examples
         --------
@@ -573,7 +573,7 @@ class Detector(Answers):
         return self
 
     def features(self, images: Any, noise: npt.ArrayLike | None = None) -> Table:
-        """The method's feature table at every candidate level: name -> (N, levels[, g]). It needs no fit.
+        """Compute the features at every candidate level: name -> (N, levels[, g]). The detector need not be fitted.
 
         The mean over the axes after the levels is the paper's scalar feature.
 
@@ -600,7 +600,7 @@ class Detector(Answers):
 
     @classmethod
     def of(cls, fitted: FittedDetector) -> Detector:
-        """The detector with that fitted state, and with the parameters that it was fitted with.
+        """Make a detector with that fitted state, and with the parameters that it was fitted with.
 
         Parameters
         ----------

@@ -160,7 +160,7 @@ def examine(method: GepcExtractor, backbone: Backbone, batch: Batch, actions: Gr
 
 
 def choose(method: GepcExtractor, backbone: Backbone, batch: Batch) -> tuple[Group, list[Evidence]]:
-    """The group for these in-distribution images, with weights, and the evidence for every candidate.
+    """Choose a group for these in-distribution images, with weights, and return the evidence for every candidate.
 
     An action is left out if the data do not have the symmetry, if its residual does not separate synthetic outliers, or
     if it ranks the images as a chosen one does. The weight is (2 power - 1) / spread, 1 on average, so that elements

@@ -40,7 +40,9 @@ public, api = APIRouter(), APIRouter()
 
 
 def create_app(detector: StrPath, settings: Settings | None = None, backbone: str | None = None) -> FastAPI:
-    """An ASGI application that serves a detector. Run it in one process, which holds the queue and enforces the limits.
+    """Create an ASGI application that serves a detector.
+
+    Run it in one process, which holds the queue and enforces the limits.
 
     Parameters
     ----------
