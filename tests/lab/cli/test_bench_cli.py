@@ -73,6 +73,8 @@ def test_tables_and_figures_from_one_pass(place, monkeypatch, capsys):
         (["bench", "protocl", "--data", "data", "--out", "x"], "neither a YAML file nor a protocol"),
         (["bench", "protocol.yaml", "--data", "data", "--out", "x", "--set", "kep=1"], "did you mean 'keep'"),
         (["bench", "protocol.yaml", "--data", "data", "--out", "net"], "contains no benchmark"),
+        (["ablate", "protocol.yaml", "--out", "x", "--backbone", "net", "--set", "backbone=n"], "either --backbone or"),
+        (["ablate", "protocol.yaml", "--out", "x", "--cache", "x", "--no-cache"], "either --cache or --no-cache"),
         (["bench", "protocol.yaml", "--data", "net", "--out", "x"], "set0.npz does not exist"),
     ],
 )

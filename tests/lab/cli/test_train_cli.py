@@ -84,6 +84,8 @@ def test_bad_options(complaint, recipe: Path, data: Path, tmp_path: Path) -> Non
     assert "takes key=value" in complaint("train", recipe, *base, "--set", "steps")
     assert "steps must be at least 1" in complaint("train", recipe, *base, "--steps", "0")
     assert "either --steps or --minutes" in complaint("train", recipe, *base, "--steps", "3", "--minutes", "1")
+    assert "either --steps or --minutes" in complaint("train", recipe, *base, "--set", "steps=3", "--minutes", "1")
+    assert "either --steps or --set steps" in complaint("train", recipe, *base, "--set", "steps=3", "--steps", "4")
     assert "minutes must be positive" in complaint("train", recipe, *base, "--minutes", "-1")
     assert "Missing option '--data'" in complaint("train", recipe, "--out", tmp_path / "out")
     assert "No such option: --step" in complaint("train", recipe, *base, "--step", "3")

@@ -11,6 +11,7 @@ from typer import Option
 
 from gepc.backbones.openai.options import Options as CheckpointOptions
 from gepc.cli import options as opt
+from gepc.core.errors import OptionError
 
 if TYPE_CHECKING:
     from gepc.backbones.base import Backbone
@@ -40,7 +41,12 @@ class Setup:
 
     def overrides(self) -> dict[str, Any]:
         """The values that replace those of the protocol."""
-        return {**self.values(), **({} if self.backbone is None else {"backbone": self.backbone})}
+        values = self.values()
+        if self.backbone is None:
+            return values
+        if "backbone" in values:
+            raise OptionError("give either --backbone or --set backbone, not both")
+        return {**values, "backbone": self.backbone}
 
     def load(self, loading: opt.Loading, source: str) -> Backbone:
         """Load the backbone at `source` with the options of its checkpoint, if any are given."""
@@ -50,6 +56,8 @@ class Setup:
     def cache_folder(self) -> Path | None:
         """The folder of known features; None with `--no-cache`."""
         if self.no_cache:
+            if self.cache is not None:
+                raise OptionError("give either --cache or --no-cache, not both")
             return None
         user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return self.cache or user / "gepc" / "features"

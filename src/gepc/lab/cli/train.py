@@ -70,11 +70,14 @@ def train(
     from gepc.lab.training.loop import TrainingRun
 
     begun = time.monotonic()
-    if steps is not None and minutes is not None:
-        raise OptionError("give either --steps or --minutes, not both")
     changes = opt.parse_settings(settings)
-    given = {"steps": steps, "init": init, "objective": objective}
-    changes |= {name: value for name, value in given.items() if value is not None}
+    for name, value in {"steps": steps, "init": init, "objective": objective}.items():
+        if value is not None and name in changes:
+            raise OptionError(f"give either --{name} or --set {name}, not both")
+        if value is not None:
+            changes[name] = value
+    if minutes is not None and "steps" in changes:
+        raise OptionError("give either --steps or --minutes, not both")
     recipe, choices = recipe_for(data, out, config, changes)
     run = TrainingRun(recipe, data, out, minutes)
     note(_opening(run, choices))
