@@ -80,6 +80,14 @@ def test_detections_of_a_scene_state_the_condition_of_their_own_calibration_maps
     assert "(40 calibration maps). The maps" in statement(clean, 50, 0.1)
 
 
+def test_a_rate_with_confidence_is_that_of_each_group() -> None:
+    """For several groups together the probability is another one, since their mean has another distribution."""
+    labels = np.repeat(["a", "b"], 99)
+    rule, scores = DecisionRule(0.05, confidence=0.5), np.arange(198.0)
+    assert "for each group, with probability 0.5" in rule.statement(CalibrationScores.of(scores, labels))
+    assert "each group" not in rule.statement(CalibrationScores.of(scores, None))
+
+
 def test_a_worst_case_is_a_probability_and_a_monitor_states_what_its_own_group_lost() -> None:
     """Of 10 images one is left out, and of 400 images 40."""
     labels = np.repeat(["few", "many"], [10, 400])

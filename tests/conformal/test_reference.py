@@ -119,7 +119,7 @@ def test_random_ties_are_drawn_for_each_image_of_a_group():
     np.testing.assert_allclose(found, [(0 + 0.5 * 3) / 4, (0 + 0.25 * 2) / 2, (1 + 1.0) / 2, 0.0])
 
 
-def test_labels_are_those_given_or_the_names_of_folders(tmp_path):
+def test_labels_are_those_given_or_the_names_of_folders(tmp_path, monkeypatch):
     from PIL import Image
 
     for name in ("day/a.png", "night/b.png"):
@@ -127,6 +127,8 @@ def test_labels_are_those_given_or_the_names_of_folders(tmp_path):
         Image.new("L", (4, 4)).save(tmp_path / name)
     files, array = open_images(tmp_path), open_images(np.zeros((2, 4, 4, 3), dtype=np.uint8))
     assert group_labels("folder", files).tolist() == ["day", "night"]
+    monkeypatch.chdir(tmp_path / "day")
+    assert group_labels("folder", open_images(["a.png", "../night/b.png"])).tolist() == ["day", "night"]
     assert group_labels([1, 2], array).tolist() == ["1", "2"]
     assert group_labels([1, 2], array, np.array([1])).tolist() == ["2"]
     assert group_labels(None, array) is None

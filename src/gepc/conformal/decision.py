@@ -168,8 +168,7 @@ class DecisionRule:
             return np.asarray(p <= self.limits(reference, labels))
         flags, scored = np.zeros(len(p), dtype=bool), ~np.isnan(p)
         procedures = {"bh": benjamini_hochberg, "by": benjamini_hochberg, "storey": storey, "holm": holm}
-        flag = procedures[self._method]
-        flags[scored] = flag(p[scored], self._rate(max(1, int(scored.sum()))))
+        flags[scored] = procedures[self._method](p[scored], self._rate(max(1, int(scored.sum()))))
         return flags
 
     def decide(self, reference: CalibrationScores, labels: Labels | None, p_values: Array, scores: Array) -> Flags:
@@ -248,7 +247,8 @@ class DecisionRule:
             return f"on average {rate}{condition}"
         if self.confidence is not None:
             rate = f"at most {self.alpha:g} of in-distribution images raise an alarm"
-            return f"with probability {self.confidence:g} over calibration sets, {rate}{condition}"
+            each = "for each group, " if reference.grouped else ""
+            return f"{each}with probability {self.confidence:g} over calibration sets, {rate}{condition}"
         return str(Guarantee.at(self.alpha, reference.smallest, reference.trimmed))
 
     def scene_statement(self, m: int, n: int, trimmed: int = 0) -> str:
@@ -352,9 +352,7 @@ def storey(p_values: npt.ArrayLike, fdr: float, cutoff: float = 0.5) -> Flags:
     """
     p = _check(p_values, fdr)
     check_rates(cutoff=cutoff)
-    if len(p) == 0:
-        return np.zeros(0, dtype=bool)
-    share = (1.0 + float((p > cutoff).sum())) / (len(p) * (1.0 - cutoff))
+    share = (1.0 + float((p > cutoff).sum())) / (max(1, len(p)) * (1.0 - cutoff))
     # flags beyond p = cutoff would count the same images as evidence for and against
     return benjamini_hochberg(p, min(fdr / share, 1.0 - 1e-12)) & (p <= cutoff)
 

@@ -388,7 +388,7 @@ def group_labels(groups: Sequence[str] | str | None, images: Images, indices: Ro
             raise OptionError(f"groups must be a list with a label for every image, or 'folder'; got {groups!r}")
         if not isinstance(images, FileImages):
             raise OptionError("`groups` can be 'folder' only for images from files", options=("groups",))
-        labels = [path.parent.name for path in images.paths]
+        labels = [path.absolute().parent.name for path in images.paths]
     else:
         labels = [str(label) for label in groups]
     if len(labels) != len(images):
