@@ -142,7 +142,7 @@ def test_options_are_stored_untouched() -> None:
 
 @pytest.mark.parametrize("name", list_calibrators())
 def test_what_is_not_finite_counts_as_beyond_the_worst(name: str) -> None:
-    """Infinity is the largest ID value and ten deviations more, with a warning and a count; never 0, never NaN."""
+    """Infinity is the largest ID value and ten deviations more, with a warning; never 0, never NaN."""
     calibrator = create_calibrator(name).fit(ID)
     broken, mended = OTHERS.copy(), OTHERS.copy()
     broken[3, 1, 0], broken[5, 0, 1] = np.inf, -np.inf
@@ -151,7 +151,6 @@ def test_what_is_not_finite_counts_as_beyond_the_worst(name: str) -> None:
     with pytest.warns(UserWarning, match="2 features are infinite"):
         found = calibrator.score(broken, EVEN, PLAIN)
     np.testing.assert_allclose(found, calibrator.score(mended, EVEN, PLAIN), rtol=1e-12)
-    assert calibrator.replaced == 2
     restored = create_calibrator(name).restore(calibrator.state())
     with pytest.warns(UserWarning, match="2 features are infinite"):
         np.testing.assert_allclose(restored.score(broken, EVEN, PLAIN), found, rtol=1e-12)

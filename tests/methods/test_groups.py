@@ -271,3 +271,9 @@ def test_a_registered_action_may_be_registered_again_and_only_as_itself(monkeypa
 )
 def test_what_swaps_the_sides_needs_square_images(name: str, square_only: bool) -> None:
     assert find_action(name).square_only is square_only
+
+
+def test_an_action_that_fails_on_three_channels_is_refused_in_a_sentence() -> None:
+    last = Action("last first", lambda x: x[..., [12, *range(12)], :, :], lambda x: x[..., [*range(1, 13), 0], :, :])
+    with pytest.raises(OptionError, match="'last first' fails on images of 3x8x8: index 12"):
+        register_action(last)

@@ -101,7 +101,7 @@ class Calibrator(ABC):
 
     NaN means that an image was not evaluated at a level. An infinite value means that the method failed: it is
     replaced by the largest in-distribution value plus `BEYOND` standard deviations (for minus infinity, by the
-    smallest minus as many), with a warning; `replaced` counts them. In in-distribution columns it is an error.
+    smallest minus as many), with a warning. In in-distribution columns it is an error.
 
     A subclass gives `fitted`, `_fit` and `_score`, and `per_level` if it calibrates levels one by one; the arguments of
     its constructor are its options.
@@ -113,7 +113,6 @@ class Calibrator(ABC):
     uses_aggregate: ClassVar[bool] = True  # whether scores of single levels are combined afterwards
     is_distance: ClassVar[bool] = False  # whether scores are positive, with a long tail
     bounds_: Array
-    replaced = 0
     parts: tuple[Part, ...] = ()  # the columns that belong together
 
     def fit(self, columns: Array, parts: Iterable[Part] = ()) -> Calibrator:
@@ -169,7 +168,6 @@ class Calibrator(ABC):
         broken = np.isinf(columns)
         if not broken.any():
             return columns
-        self.replaced += int(broken.sum())
         message = f"{int(broken.sum())} features are infinite and count as beyond every in-distribution value"
         warnings.warn(message, UserWarning, stacklevel=4)
         low, high = self.bounds_

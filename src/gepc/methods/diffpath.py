@@ -167,6 +167,8 @@ class DiffPath(Derived):
         super().__post_init__()
         if self.dim not in (1, 6):
             raise OptionError(f"dim must be 1 or 6, got {self.dim}")
+        if self.dim == 6 and self.root != "d":
+            raise OptionError("root has no effect with dim=6; set dim=1, or leave it out", options=("root", "dim"))
 
     @property
     def label(self) -> str:

@@ -258,7 +258,10 @@ def _check(action: Action) -> None:
         return
     side = action.apply.side if isinstance(action.apply, PixelMap) else 8
     x, y = torch.randn(2, 2, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moved = action.apply(x)
+    with raising(
+        OptionError, f"group element {action.name!r} fails on images of 3x{side}x{side}: {{error}}", Exception
+    ):
+        moved = action.apply(x)
     faults = {
         "its inverse does not undo it": moved.shape != x.shape or not torch.allclose(action.inverse(moved), x),
         "it changes the norm": not torch.isclose(moved.norm(), x.norm()),

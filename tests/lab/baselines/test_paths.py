@@ -158,6 +158,8 @@ def test_presets_and_the_published_bandwidth() -> None:
         method("diffpath", dim=1, root="eps2")
     with pytest.raises(OptionError, match="dim must be 1 or 6"):
         method("diffpath", dim=2)
+    with pytest.raises(OptionError, match="root has no effect with dim=6"):
+        method("diffpath", root="eps")
 
 
 def test_sums_cancel_in_float64(tiny_unet: gepc.Backbone) -> None:
