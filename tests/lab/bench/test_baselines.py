@@ -156,9 +156,9 @@ def test_presets_options_and_numbers_of_images_come_from_the_protocol(protocol):
         ("scoped", "msma", "score_norm"), replace(protocol, methods=choices), toy_backbone()
     )
     assert (scoped.preset, len(scoped.extractor.levels.values)) == ("paper", 2)
-    assert (msma.train_images, msma.test_images) == (32, 24)  # never more than the protocol's
+    assert msma.images == {"train": 32, "test": 24}  # never more than the protocol's
     assert (msma.detector.calibration_name, msma.extractor.noised) == ("knn:k=1", True)
-    assert (norm.preset, norm.train_images) == ("light", 32)
+    assert (norm.preset, norm.images["train"]) == ("light", 32)
 
 
 def test_one_method_with_two_presets(protocol):
@@ -166,7 +166,7 @@ def test_one_method_with_two_presets(protocol):
     plain, knn, paper = choose_baselines(
         ("msma", "msma:knn", "msma:paper"), replace(protocol, methods=choices), toy_backbone()
     )
-    assert [one.test_images for one in (plain, knn, paper)] == [20, 22, 20]
+    assert [one.images["test"] for one in (plain, knn, paper)] == [20, 22, 20]
     assert [one.label for one in (plain, knn, paper)] == ["msma", "msma knn", "msma paper"]
     assert knn.detector.calibration_name == "knn:k=5"
 

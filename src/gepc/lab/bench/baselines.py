@@ -35,8 +35,7 @@ class Baseline:
 
     detector: Detector
     preset: str | None
-    train_images: int
-    test_images: int
+    images: dict[str, int]  # split -> the largest number of its images
 
     @property
     def extractor(self) -> Extractor:
@@ -47,10 +46,6 @@ class Baseline:
     def label(self) -> str:
         """The method's name in tables, with its preset if that is not the usual one."""
         return self.extractor.label if self.preset in (None, "light") else f"{self.extractor.label} {self.preset}"
-
-    def images(self, split: str) -> int:
-        """The largest number of images of a split."""
-        return self.train_images if split == "train" else self.test_images
 
 
 def method_names(text: str) -> list[str]:
@@ -107,8 +102,9 @@ def _baseline(full_name: str, protocol: Protocol, backbone: Backbone, usual: str
     preset = preset or choice.preset or default
     check_names(f"protocol: methods.{name}.options", choice.options, [*extractor_options(method), *SCORING_OPTIONS])
     detector = create_detector(backbone, name, preset, size=protocol.size, **choice.options)
-    train, test = choice.train_images or protocol.train_images, choice.test_images or protocol.test_images
-    return Baseline(detector, preset, min(train, protocol.train_images), min(test, protocol.test_images))
+    wanted = {"train": choice.train_images, "test": choice.test_images}
+    most = {split: min(count or protocol.images(split), protocol.images(split)) for split, count in wanted.items()}
+    return Baseline(detector, preset, most)
 
 
 class BaselineBench(MethodBench):
@@ -141,7 +137,7 @@ def collect_baselines(
     found = {}
     # methods that build on another method's table come after the others
     for baseline in sorted(baselines, key=lambda baseline: len(baseline.extractor.builds_on())):
-        limits = {place: baseline.images(place[1]) for place in benchmark.splits}
+        limits = {place: baseline.images[place[1]] for place in benchmark.splits}
         found[id(baseline)] = benchmark.collect(baseline.extractor.for_fitting(), limits, on_progress)
     return [BaselineBench(baseline, benchmark, found[id(baseline)]) for baseline in baselines]
 
@@ -180,7 +176,7 @@ def estimate_cost(
     per_level = protocol.extractor().cost(backbone, size, levels=1)
     estimates = [CostEstimate("GEPC, each level", per_level, levels * len(protocol.seeds))]
     for baseline in baselines:
-        images = len(protocol.seeds) * sum(min(count, baseline.images(split)) for (_, split), count in sizes.items())
+        images = len(protocol.seeds) * sum(min(count, baseline.images[split]) for (_, split), count in sizes.items())
         estimates.append(CostEstimate(baseline.label, baseline.extractor.for_fitting().cost(backbone, size), images))
     return estimates
 

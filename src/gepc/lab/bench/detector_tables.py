@@ -246,13 +246,12 @@ def feature_table(bench: GepcBench) -> ResultTable:
 def timestep_table(bench: GepcBench) -> ResultTable:
     """The final score and the raw gap on each candidate timestep alone."""
     rows: list[Row] = []
-    for name, others in bench.protocol.pairs.items():
+    for name in bench.protocol.pairs:
         for t in bench.candidates(name):
             single = replace(bench.main, keep=None, weights="uniform", timesteps=(t,))
             calibrated = bench.variant_aurocs(single, only=name)
             raw = bench.variant_aurocs(replace(single, calibration="raw"), symmetric=True, only=name)
-            labels = {(name, other): bench.protocol.label(name, other) for other in others}
-            rows += [(label, t, calibrated[pair], raw[pair]) for pair, label in labels.items()]
+            rows += [(bench.protocol.label(*pair), t, value, raw[pair]) for pair, value in calibrated.items()]
     header = ("pair", "t", "AUROC, calibrated", "AUROC, raw (sign-invariant)")
     note = "Choosing the best row would use OOD data (oracle). The detector selects levels by their CV on ID-train."
     return ResultTable("timesteps", "One timestep at a time", header, tuple(rows), note)

@@ -15,7 +15,7 @@ from gepc.core.tables import ResultTable, write_each, write_tables
 from gepc.detector.plots import PANEL, drawing, histogram, save
 from gepc.lab.bench import detector_tables
 from gepc.lab.bench.baselines import Baseline, BaselineBench, collect_baselines, runtime_table
-from gepc.lab.bench.evaluate import Array, Benchmark, GepcBench
+from gepc.lab.bench.evaluate import Benchmark, GepcBench
 from gepc.lab.report.page import Picture, render
 from gepc.methods.base import extract_table
 from gepc.methods.extraction import OnProgress, plain_options
@@ -132,15 +132,12 @@ def timestep_curve(bench: GepcBench, name: str) -> Figure:
     """
     candidates, kept = bench.candidates(name), bench.scores(name, bench.protocol.seeds[0]).kept
     means = detector_tables.kept_raw(bench, None, only=name)
-    lines: dict[str, list[float]] = {other: [] for other in bench.protocol.pairs[name]}
-    for t in candidates:
-        for (_, other), value in bench.variant_aurocs(bench.raw(None, (t,)), symmetric=True, only=name).items():
-            lines[other].append(value)
+    alone = [bench.variant_aurocs(bench.raw(None, (t,)), symmetric=True, only=name) for t in candidates]
     with drawing(PANEL) as figure:
         axes = figure.add_subplot()
-        for position, (other, values) in enumerate(lines.items()):
-            label, style = bench.protocol.label(other), line_style(position)
-            axes.plot(candidates, values, label=label, **style)
+        for position, other in enumerate(bench.protocol.pairs[name]):
+            values, style = [found[name, other] for found in alone], line_style(position)
+            axes.plot(candidates, values, label=bench.protocol.label(other), **style)
             for t, value in zip(candidates, values, strict=True):
                 face = style["color"] if t in kept else "white"
                 axes.plot(t, value, marker="o", markersize=4, color=style["color"], markerfacecolor=face)
@@ -171,12 +168,12 @@ def three_histograms(bench: GepcBench) -> dict[str, Figure]:
         averages = find_feature("residual").average(table["residual"])
         definition.append(np.log10(pixels * averages @ scores.selection.weights))
     names = (bench.protocol.label(name), bench.protocol.label(other))
-
-    def pair_of(sets: Sequence[Array], label: str) -> Figure:
-        return histogram(sets[0], sets[1], names=names, label=f"log10 {label}")
-
+    shown = {
+        "energy": (energies, "|s|^2"),
+        "residual": (residuals, "R_t"),
+        "definition": (definition, "sum_t w_t E[R_t]"),
+    }
     return {
-        "histogram-energy": pair_of(energies, "|s|^2"),
-        "histogram-residual": pair_of(residuals, "R_t"),
-        "histogram-definition": pair_of(definition, "sum_t w_t E[R_t]"),
+        f"histogram-{quantity}": histogram(inside, outside, names=names, label=f"log10 {label}")
+        for quantity, ((inside, outside), label) in shown.items()
     }

@@ -95,7 +95,7 @@ def patches(
         with progress(f"cutting {name}", len(scenes.scenes)) as advance:
             found = cut(scenes, how, apart, value_range, advance)
         counts = f"patches of clutter: {len(found.clutter)}, of ships: {len(found.ships)}"
-        say(f"{name}: {several(found.scenes, 'image')}; {counts}")
+        say(f"{name}: {several(len(scenes.scenes), 'image')}; {counts}")
         for reason, count in sorted(found.left_out.items()):
             say(f"  left out, {reason}: {count}")
         for array, chosen in zip(ARRAYS[name], (found.clutter, found.ships), strict=True):

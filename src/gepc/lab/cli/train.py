@@ -71,11 +71,11 @@ def train(
 
     begun = time.monotonic()
     changes = opt.parse_settings(settings)
-    for name, value in {"steps": steps, "init": init, "objective": objective}.items():
-        if value is not None and name in changes:
-            raise OptionError(f"give either --{name} or --set {name}, not both")
-        if value is not None:
-            changes[name] = value
+    options = {"steps": steps, "init": init, "objective": objective}
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() & changes.keys():
+        raise OptionError(f"give either --{name} or --set {name}, not both")
+    changes |= given
     if minutes is not None and "steps" in changes:
         raise OptionError("give either --steps or --minutes, not both")
     recipe, choices = recipe_for(data, out, config, changes)

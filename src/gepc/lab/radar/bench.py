@@ -1,7 +1,7 @@
 """Radar: detectors for targets of a known size, and how well they and CFAR find ships in sea clutter."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from gepc.backbones.base import Backbone
 from gepc.core.errors import InputError, OptionError, check_choice
 from gepc.core.options import at_least, one_of
+from gepc.core.progress import OnProgress
 from gepc.core.tables import Cell, ResultTable, interval_text
 from gepc.detector.detector import Detector
 from gepc.detector.fitted import FittedDetector
@@ -29,7 +30,6 @@ from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all
 from gepc.methods.pooling import Map, box_filter
 
 Array = npt.NDArray[np.float64]
-OnProgress = Callable[[int], None]
 
 TARGET_PIXELS = 200
 PRESET, PAPER = "gepc+:radar", "gepc:paper"

@@ -87,7 +87,6 @@ class Cut:
     clutter: list[Patch] = field(default_factory=list)
     ships: list[Patch] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    scenes: int = 0
 
 
 class PatchImages(Images):
@@ -135,7 +134,7 @@ def cut(
     Patches that show the ground of the scenes `apart`, those of another split, are excluded. `value_range` has the
     magnitudes of black and white; None takes white from the pixel type, or the largest magnitude.
     """
-    found, duplicates = Cut(scenes=len(scenes.scenes)), NearDuplicates()
+    found, hashes = Cut(), array("Q")
     shared = {scene.path.resolve() for scene in apart} & {scene.path.resolve() for scene in scenes.scenes}
     if shared:
         raise InputError(f"images that are in both splits: {len(shared)}, first {min(shared).name}")
@@ -160,7 +159,7 @@ def cut(
                 reason = "black border"
             elif any(patch.overlaps(other) for other in nearby):
                 reason = "ground of another split"
-            elif not duplicates.is_new(magnitude[window]):
+            elif is_near_duplicate(magnitude[window], hashes):
                 reason = "near-duplicate"
             else:
                 (found.ships if patch.ship_share > 0.0 else found.clutter).append(patch)
@@ -235,20 +234,14 @@ def difference_hash(magnitude: Pixels) -> int:
     return int("".join("1" if bit else "0" for bit in bits), 2)
 
 
-class NearDuplicates:
-    """Finds near-duplicates: patches whose difference hashes differ in at most 4 of 64 bits.
+def is_near_duplicate(magnitude: Pixels, hashes: array[int]) -> bool:
+    """Whether the patch's difference hash is one of the `hashes` up to 4 of its 64 bits; if not, it is added to them.
 
     Patches of independent speckle differ in 32 bits on average, with a standard deviation of 4.
     """
-
-    def __init__(self) -> None:
-        self._hashes = array("Q")
-
-    def is_new(self, magnitude: Pixels) -> bool:
-        """Whether the patch differs from all new patches so far; if it does, it is added to them."""
-        found = difference_hash(magnitude)
-        differing = (np.array(self._hashes, dtype=np.uint64) ^ np.uint64(found)).view(np.uint8).reshape(-1, 8)
-        if (np.unpackbits(differing, axis=1).sum(axis=1) <= SAME_BITS).any():
-            return False
-        self._hashes.append(found)
+    found = difference_hash(magnitude)
+    differing = (np.array(hashes, dtype=np.uint64) ^ np.uint64(found)).view(np.uint8).reshape(-1, 8)
+    if (np.unpackbits(differing, axis=1).sum(axis=1) <= SAME_BITS).any():
         return True
+    hashes.append(found)
+    return False
