@@ -89,6 +89,28 @@ def test_a_bad_image_is_an_error_of_its_own(client, files):
     assert answer.json()["results"][1]["score"] is None
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize(("body_end", "status"), [("", 400), ("--b", 400), ("--b--", 200), ("--b--\r\nepilogue", 200)])
+def test_a_form_that_is_cut_short_is_refused(client, files, body_end, status, quote):
+    """The parser leaves out the last part of such a form, so an image or an option would be missing in the answer."""
+    part = b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\n%s\r\n'
+    body = part % files[0] + part % files[1] + body_end.encode()
+    headers = {"Content-Type": f"multipart/form-data; boundary={quote}b{quote}"}
+    answer = client.post("/v1/score", content=body, headers=headers)
+    assert answer.status_code == status
+    if status == 400:
+        assert "the form cannot be read: its last boundary is missing" in answer.json()["error"]
+    else:
+        assert len(answer.json()["results"]) == 2
+
+
+@pytest.mark.parametrize(("query", "form"), [("alpha=0.5&alpha=0.1", {}), ("", {"alpha": ["0.5", "0.1"]})])
+def test_an_option_that_is_given_twice_is_refused(client, files, query, form):
+    answer = client.post(f"/v1/score?{query}", files=as_form(files[:1]), data=form)
+    assert answer.status_code == 422
+    assert "given more than once" in answer.json()["error"]
+
+
 def test_no_good_image_is_422_with_the_reasons(client):
     answer = client.post("/v1/score", files=as_form([b"hello", b""]))
     assert answer.status_code == 422

@@ -129,8 +129,11 @@ async def score(
     count, most = len(form.images), service.settings.max_images
     if count > most:
         raise HTTPException(413, f"{count} images in one request, more than the {most} allowed")
-    sent = set(await request.form()) - {messages.FIELD}
-    options = query.model_copy(update=form.model_dump(include=sent))
+    sent = [name for name, _ in (await request.form()).multi_items() if name != messages.FIELD]
+    for names in (sent, [name for name, _ in request.query_params.multi_items()]):
+        if len(set(names)) < len(names):
+            raise OptionError("an option is given more than once; give each of them once")
+    options = query.model_copy(update=form.model_dump(include=set(sent)))
     uploads = [Upload(_plain_name(file, index), await file.read()) for index, file in enumerate(form.images)]
     answer = await service.score(uploads, options)
     if any(result.error is None for result in answer.results):

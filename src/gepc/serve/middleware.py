@@ -30,6 +30,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+EPILOGUE = 4096  # bytes at the end of a body in which its last boundary is looked for
 PAGES, STATIC = ("/", "/docs"), "/static/"
 PUBLIC = (*PAGES, "/healthz", "/readyz", "/openapi.json")
 ROUTES = (*PUBLIC, "/metrics", "/v1/score", "/v1/detector")
@@ -69,8 +70,9 @@ class Guard:
 
         try:
             with contextlib.ExitStack() as held, anyio.move_on_after(self.settings.timeout):
-                handler = self._refused(route, Headers(scope=scope)) or self.app
-                await handler(scope, self._limited(receive, held), send_with_headers)
+                headers = Headers(scope=scope)
+                handler = self._refused(route, headers) or self.app
+                await handler(scope, self._limited(receive, held, _end_of_form(headers)), send_with_headers)
             if not started:
                 seconds = f"{self.settings.timeout:g} s"
                 late = refusal(504, f"no answer within {seconds}; send fewer images or try again later")
@@ -83,14 +85,18 @@ class Guard:
         self.metrics.seconds.labels(route).observe(time.perf_counter() - start)
         return None
 
-    def _limited(self, receive: Receive, held: contextlib.ExitStack) -> Receive:
-        """`receive` for a body of limited size, whose bytes count as held by the service until `held` is closed."""
-        most, size = self.settings.max_bytes, 0
+    def _limited(self, receive: Receive, held: contextlib.ExitStack, end: bytes) -> Receive:
+        """`receive` for a body of limited size, whose bytes count as held by the service until `held` is closed.
+
+        A body without its `end` is refused: the parser of forms leaves out a part that is cut short.
+        """
+        most, size, last = self.settings.max_bytes, 0, b""
 
         async def limited() -> Message:
-            nonlocal size
+            nonlocal size, last
             message = await receive()
-            count = len(message.get("body", b""))
+            body = message.get("body", b"")
+            count, last = len(body), (last + body)[-EPILOGUE:]
             size += count
             if size > most:
                 raise HTTPException(413, f"the request is larger than the {most:,} bytes allowed")
@@ -98,6 +104,8 @@ class Guard:
                 held.enter_context(self.service.held_bytes.take(count))
             except FullError as error:
                 raise self.service.busy() from error
+            if size and message["type"] == "http.request" and not message.get("more_body") and end not in last:
+                raise HTTPException(400, "its last boundary is missing, so a part of it may be cut off")
             return message
 
         return limited
@@ -116,6 +124,13 @@ class Guard:
             return None
         reason = "the token is missing or wrong; send the header Authorization: Bearer TOKEN"
         return refusal(401, reason, {"WWW-Authenticate": "Bearer"})
+
+
+def _end_of_form(headers: Headers) -> bytes:
+    """The boundary that ends the form of a request; nothing for another body."""
+    kind = headers.get("content-type", "")
+    found = re.match(r'multipart/form-data\b.*\bboundary="?([^";]+)', kind, re.IGNORECASE)
+    return f"--{found[1].strip()}--".encode("latin-1") if found else b""
 
 
 def _host_name(host: str) -> str:

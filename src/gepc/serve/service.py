@@ -159,9 +159,7 @@ class Service:
         for chunk in prepared_chunks(images, len(images), self.settings.max_network_pixels):
             scored = score_chunk(fitted, chunk, maps=with_maps, on_error="raise")
             for row, (image, result) in enumerate(zip(chunk.images, scored.results, strict=True)):
-                maps = None
-                if scored.fields is not None:
-                    maps = {name: fields[[row]] for name, fields in scored.fields.items()}
+                maps = scored.fields and {name: fields[[row]] for name, fields in scored.fields.items()}
                 findings.append(Finding(image, result, maps))
         return findings
 
@@ -262,14 +260,13 @@ class Service:
         results = []
         for index, (upload, finding) in enumerate(zip(uploads, findings, strict=True)):
             result = messages.ImageResult(index=index, name=upload.name)
-            results.append(result)
             if isinstance(finding, str):
-                result.error = finding
+                results.append(result.model_copy(update={"error": finding}))
                 continue
             if options.explain:
                 reason, evidence = finding.result.reason, dict(finding.result.evidence)
                 result = messages.ExplainedResult(index=index, name=upload.name, reason=reason, evidence=evidence)
-                results[-1] = result
+            results.append(result)
             result.score = finding.result.score
             result.p_value, result.alarm = next(decided)
             if options.map and finding.maps is not None:
