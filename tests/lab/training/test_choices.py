@@ -13,8 +13,8 @@ from gepc.lab.training.data import Survey
 from gepc.lab.training.recipe import Recipe
 
 
-def values(count: int, sizes: dict[tuple[int, int], int], bands: int = 3, **given: Any) -> dict[str, Any]:
-    return {choice.field: choice.value for choice in choose(Survey(count, Counter(sizes), bands), given)}
+def values(sizes: dict[tuple[int, int], int], bands: int = 3, **given: Any) -> dict[str, Any]:
+    return {choice.field: choice.value for choice in choose(Survey(Counter(sizes), bands), given)}
 
 
 @pytest.mark.parametrize(
@@ -30,21 +30,21 @@ def values(count: int, sizes: dict[tuple[int, int], int], bands: int = 3, **give
     ],
 )
 def test_size_and_crops(sizes: dict[tuple[int, int], int], image_size: int, crop: bool) -> None:
-    found = values(50, sizes)
+    found = values(sizes)
     assert (found["image_size"], found["crop"]) == (image_size, crop)
 
 
 def test_steps_grow_with_the_images() -> None:
-    few, some, many = (values(count, {(32, 32): count}) for count in (100, 3200, 100_000))
+    few, some, many = (values({(32, 32): count}) for count in (100, 3200, 100_000))
     assert (few["steps"], some["steps"], many["steps"]) == (1000, 5000, 10_000)
-    assert values(100, {(256, 256): 100})["steps"] == 2500  # 16 crops of 64x64 in each image
+    assert values({(256, 256): 100})["steps"] == 2500  # 16 crops of 64x64 in each image
 
 
 def test_given_fields_are_not_chosen_and_change_the_others() -> None:
-    found = values(100, {(100, 100): 100}, image_size=32, channels=(8, 8, 8, 8), crop=False)
+    found = values({(100, 100): 100}, image_size=32, channels=(8, 8, 8, 8), crop=False)
     assert set(found) == {"image_channels", "steps"}
-    assert values(100, {(60, 60): 100}, channels=(8, 8, 8, 8))["image_size"] == 56
-    assert values(3200, {(32, 32): 3200}, init="celeba32-tiny")["steps"] == 2000
+    assert values({(60, 60): 100}, channels=(8, 8, 8, 8))["image_size"] == 56
+    assert values({(32, 32): 3200}, init="celeba32-tiny")["steps"] == 2000
 
 
 def test_a_recipe_for_images(tmp_path: Path) -> None:

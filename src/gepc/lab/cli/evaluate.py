@@ -50,13 +50,7 @@ ProtocolArgument = Annotated[
 DataFolder = Annotated[Path | None, Option(envvar="GEPC_DATA", help="Folder with the data sets.")]
 ResultsOut = Annotated[Path, Option(help="Folder for tables and figures.")]
 Reading = Annotated[str, Option(help="Reading of the paper: paper (its text) or released (the authors' code).")]
-DryRun = Annotated[
-    bool,
-    Option(
-        "--dry-run",
-        help="Print the estimated passes, time and memory, and exit; no data set is needed, except to inspect parts.",
-    ),
-]
+DryRun = Annotated[bool, Option("--dry-run", help="Print the estimated cost and exit; only parts need their images.")]
 
 
 @opt.with_groups

@@ -58,9 +58,7 @@ def patches(
     stride: Stride = None,
     ship_share: ShipShare = 0.5,
     split: Annotated[str | None, Option(help="Split to cut: train or test; all splits by default.")] = None,
-    hold_out: Annotated[
-        float | None, Option(help="Share of the training images to leave out, for fitting detectors later.")
-    ] = None,
+    hold_out: Annotated[float | None, Option(help="Share of training images to leave out, to fit with later.")] = None,
     log: Annotated[bool, Option("--log", help="Write log-magnitude on a fixed scale, with 16 bits.")] = False,
     white: White = None,
     limit: Annotated[int | None, Option(min=1, help="Maximum number of patches of each class.")] = None,

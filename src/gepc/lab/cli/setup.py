@@ -22,16 +22,8 @@ class Setup:
     """How a command changes a protocol, loads its network and keeps features."""
 
     backbone: Annotated[str | None, Option(help="Backbone instead of the protocol's: a name, folder or file.")] = None
-    settings: Annotated[
-        list[str] | None,
-        opt.setting("Option of the protocol, for example `--set seeds=[0,1,2]`, or of an OpenAI checkpoint"),
-    ] = None
-    cache: Annotated[
-        Path | None,
-        Option(
-            help="Folder for features that are reused between runs; `gepc/features` in the user's cache by default."
-        ),
-    ] = None
+    settings: Annotated[list[str] | None, opt.setting("Option of the protocol (`--set keep=3`) or checkpoint")] = None
+    cache: Annotated[Path | None, Option(help="Folder of features to reuse; in the user's cache by default.")] = None
     no_cache: Annotated[bool, Option("--no-cache", help="Compute all features again and do not store them.")] = False
 
     def values(self) -> dict[str, Any]:

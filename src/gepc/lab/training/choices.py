@@ -69,7 +69,7 @@ def choose(images: Survey, given: Mapping[str, Any]) -> list[Choice]:
     levels = len(given.get("channels", Recipe.channels))
     size = pick("image_size", *_size(images, 2 ** (levels - 1)))
     crop = pick("crop", *_crop(images, size))
-    samples = images.count
+    samples = sum(images.sizes.values())
     if crop:
         samples = sum(count * (height // size) * (width // size) for (height, width), count in images.sizes.items())
     kind = "crops that do not overlap" if crop else "images"

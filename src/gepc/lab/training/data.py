@@ -24,9 +24,8 @@ MINIMUM_IMAGES = 16
 
 @dataclass(frozen=True)
 class Survey:
-    """Number of the images of a collection, how many there are of each (height, width), and their channels."""
+    """How many images of a collection there are of each (height, width), and their channels."""
 
-    count: int
     sizes: Counter[tuple[int, int]]
     channels: int  # 1 if all images are grey, 3 if some are in colour; otherwise their number of channels
 
@@ -35,7 +34,7 @@ def survey(images: Images) -> Survey:
     """Read every image once; one that cannot be read is an `InputError`."""
     shapes = [record.pixels_for(0).shape for record in images]  # 0: the number of channels is not known
     sizes = Counter((shape[0], shape[1]) for shape in shapes)
-    return Survey(len(shapes), sizes, max((*shape, 1)[2] for shape in shapes))
+    return Survey(sizes, max((*shape, 1)[2] for shape in shapes))
 
 
 @dataclass(frozen=True)
