@@ -15,7 +15,7 @@ from toys import LEVELS, as_uint8, pictures, toy_backbone, toy_detector, toy_net
 
 import gepc
 from gepc.cli.options import BASE_BYTES, BYTES_PER_PIXEL, memory_of
-from gepc.core.errors import InputError, NotFittedError, OptionError
+from gepc.core.errors import BackboneError, InputError, NotFittedError, OptionError
 from gepc.detector.detector import Detector
 from gepc.detector.storage import MAX_BATCH
 from gepc.detector.stream import stream
@@ -276,7 +276,7 @@ def test_every_part_of_a_calibrated_map_can_be_shown() -> None:
 
 
 def test_an_image_without_an_answer_does_not_cost_the_others_theirs() -> None:
-    """All five are in one batch, and the network answers to the third with infinity."""
+    """The first five are in one batch, and the network answers to the third with infinity; the sixth is no image."""
     toy = toy_backbone()
 
     def eps(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -287,11 +287,16 @@ def test_an_image_without_an_answer_does_not_cost_the_others_theirs() -> None:
     detector = toy_detector(backbone, keep=1).fit(ID)
     new = NEW.copy()
     new[2] = 0.99
-    images = open_images(new)
-    (scored,) = stream(detector.fitted, images, maps=True, on_error="row")
-    assert [result.error is not None for result in scored.results] == [False, False, True, False, False]
+    scored = list(stream(detector.fitted, open_images([*new, None]), maps=True, on_error="row"))
+    results = [result for part in scored for result in part.results]
+    assert [result.index for result in results] == list(range(6))
+    assert [result.error is not None for result in results] == [False, False, True, False, False, True]
     others = [0, 1, 3, 4]
-    np.testing.assert_allclose([scored.results[place].score for place in others], detector.score(NEW[others]))
-    field = scored.fields[detector.fitted.map_part]
-    np.testing.assert_allclose(field[others], detector.score_map(NEW[others]), rtol=1e-5, atol=1e-6)
-    assert np.isnan(field[2]).all()
+    np.testing.assert_allclose([results[place].score for place in others], detector.score(NEW[others]))
+    part = detector.fitted.map_part
+    fields = [chunk.map_of(result.index, part) for chunk in scored for result in chunk.results]
+    assert fields[2] is fields[5] is None
+    found = np.stack([fields[place] for place in others])
+    np.testing.assert_allclose(found, detector.score_map(NEW[others]), rtol=1e-5, atol=1e-6)
+    with pytest.raises(BackboneError, match="returned NaN or infinite values"):
+        detector.score(new)

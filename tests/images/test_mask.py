@@ -93,3 +93,8 @@ def test_a_detector_for_large_images_loads_with_its_mask(tmp_path: Path):
     detector.save(tmp_path / "det")
     loaded = gepc.load_detector(tmp_path / "det", toy_backbone())
     np.testing.assert_array_equal(loaded.score(pictures(3, seed=1)), detector.score(pictures(3, seed=1)))
+
+
+def test_a_mask_may_be_a_list_or_a_picture_in_memory():
+    expected = Mask(size=(1, 3), runs=(0, 2, 1))
+    assert Mask.of([[True, True, False]]) == Mask.of(Image.fromarray(np.array([[9, 1, 0]], np.uint8))) == expected

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from PIL import Image as PILImage
 from toys import as_uint8, pictures, toy_backbone, toy_detector
 
 import gepc
@@ -116,6 +119,32 @@ def test_complex_and_empty_images_are_refused() -> None:
         Preprocessing()(np.ones((3, 3), dtype=np.complex64))
     with pytest.raises(InputError, match="is empty"):
         Preprocessing()(np.ones((0, 3, 3)))
+
+
+def test_a_large_picture_takes_a_few_times_its_own_memory() -> None:
+    """It is converted in blocks, and resized one channel after the other: about 5 bytes for each of its own."""
+    picture = np.random.default_rng(0).integers(0, 256, (1500, 1500, 3), dtype=np.uint8)
+    tracemalloc.start()
+    try:
+        prepared = Preprocessing(size=(8, 8))(picture)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 7 * picture.nbytes
+    whole = (picture.astype(np.float64) * (2.0 / 255.0) - 1.0).astype(np.float32)
+    np.testing.assert_array_equal(prepared, Preprocessing(size=(8, 8))(whole))
+
+
+@pytest.mark.parametrize("pixels", [np.zeros(3), np.zeros((1, 2, 2, 3)), 5.0], ids=["vector", "batch", "number"])
+def test_what_is_no_image_is_refused(pixels: Any) -> None:
+    with pytest.raises(InputError, match=r"tile is empty or not \(H, W\) or \(H, W, C\)"):
+        Preprocessing()(pixels, "tile")
+
+
+def test_lists_and_pictures_are_taken_as_arrays() -> None:
+    given: tuple[Any, ...] = (BYTES[0].astype(np.float64).tolist(), PILImage.fromarray(BYTES[0]))
+    for pixels in given:
+        np.testing.assert_array_equal(Preprocessing(value_range=(0, 255))(pixels), EXPECTED[0])
 
 
 # --- channels and sizes ----------------------------------------------------------------------------------------------

@@ -279,6 +279,9 @@ def test_a_list_item_of_no_image_shape_is_a_record_with_a_reason() -> None:
     assert images[0].error is None
     assert "shape (2, 2, 2, 2)" in (images[1].error or "")
     assert "not clear whether the first or the last axis" in (images[2].error or "")
+    for item, kind in ((None, "NoneType"), (float("nan"), "float"), ({"picture": BYTES[0]}, "dict")):
+        (record,) = open_images([item])
+        assert (record.error or "").startswith(f"image 0 is of type {kind}; give an array, a picture or a path, in a")
 
 
 def test_the_content_hash_depends_on_pixels_shape_and_type(tmp_path: Path) -> None:

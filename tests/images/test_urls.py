@@ -75,8 +75,9 @@ def test_one_file_and_file_addresses(folder: Path, detector: gepc.GEPC) -> None:
 
 
 def test_addresses_that_lead_nowhere(bucket: str) -> None:
-    with pytest.raises(InputError, match=r"memory://nowhere does not exist or contains no image file"):
-        open_images("memory://nowhere")
+    for url in ("memory://nowhere", "memory://nowhere/photos.npz"):
+        with pytest.raises(InputError, match=f"{url} does not exist or contains no image file"):
+            open_images(url)
     with pytest.raises(OptionError, match="nosuch://x cannot be opened"):
         open_images("nosuch://x")
     gone = FileImages(["memory://bucket/gone.png"])[0]

@@ -68,10 +68,8 @@ def deterministic() -> Iterator[None]:
     """
     matmul, cudnn, workspace = torch.backends.cuda.matmul, torch.backends.cudnn, "CUBLAS_WORKSPACE_CONFIG"
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-    enabled, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     configured = os.environ.get(workspace)
     try:
         os.environ.setdefault(workspace, ":4096:8")

@@ -99,7 +99,6 @@ def load_object(source: Any, options: LoadOptions) -> Backbone:
     """
     options.check_usable(OBJECT_OPTIONS, "an object in memory has its weights already")
     name, is_pipeline = type(source).__name__, isinstance(source, diffusers.DiffusionPipeline)
-    parts = {"unet": source, "vae": options.vae, "scheduler": options.scheduler}
     if is_pipeline and (options.scheduler is not None or options.vae is not None):
         raise OptionError(f"the {name} has a scheduler and a vae of its own; give them only with a network")
     if not is_pipeline and not isinstance(source, diffusers.ModelMixin):
@@ -107,7 +106,7 @@ def load_object(source: Any, options: LoadOptions) -> Backbone:
             f"load_backbone takes a name, a path, a Backbone, or a diffusers network or pipeline, got a {name}; "
             "wrap any other network or function with Backbone.from_callable, from_denoiser or from_flow"
         )
-    parts = {"": source} if is_pipeline else parts
+    parts = {"": source} if is_pipeline else {"unet": source, "vae": options.vae, "scheduler": options.scheduler}
     with TemporaryDirectory(prefix="gepc-") as place:
         for part, value in parts.items():
             with raising(OptionError, f"{part} must be an object of diffusers: {{error}}", AttributeError):

@@ -136,7 +136,7 @@ def _extract(
 ) -> FeatureTable:
     """The features of a collection; a warning names images that are left out or that the network was trained on."""
     if next(images.first(1), None) is None:
-        raise InputError("there are no in-distribution images to fit on")
+        raise InputError("there are no in-distribution images to fit on or to calibrate with")
     trained_on = parameters.backbone.trained_on if calibrating else None
     hashes: dict[int, int] = {}
     observed = images

@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -80,14 +79,12 @@ def save_detector(fitted: FittedDetector, folder: StrPath) -> None:
     remember_networks(fitted)
 
 
-@contextlib.contextmanager
-def replacing_detector(folder: StrPath) -> Iterator[Path]:
-    """Yield a new folder, which takes the place of a detector that is there; anything else is not replaced."""
+def replacing_detector(folder: StrPath) -> contextlib.AbstractContextManager[Path]:
+    """`replacing_folder` for a folder that is new, empty or a detector; anything else is an `InputError`."""
     final = Path(folder)
     if final.exists() and not (final.is_dir() and (is_detector(final) or not any(final.iterdir()))):
         raise InputError(f"{final} exists and is not a detector folder; give another place")
-    with replacing_folder(final) as draft:
-        yield draft
+    return replacing_folder(final)
 
 
 def write_detector(fitted: FittedDetector, draft: Path, final: Path) -> None:
@@ -217,7 +214,7 @@ def read_description(folder: Path) -> Facts:
     return _check_description(read_json(folder / DESCRIPTION), folder)
 
 
-def _check_description(description: Any, folder: Path) -> Facts:
+def _check_description(description: Facts, folder: Path) -> Facts:
     schema = description.get("schema") if isinstance(description, dict) else None
     if schema != SCHEMA or isinstance(schema, bool):
         raise InputError(f"{folder} has schema {str(schema)[:40]}; this version reads {SCHEMA}")
@@ -231,8 +228,7 @@ def _check_description(description: Any, folder: Path) -> Facts:
     _check_network(description["backbone"], str(folder / DESCRIPTION))
     if description["options"].get("sequential") is not None:
         raise InputError(f"{folder} uses sequential scoring, which gepc 0.2 no longer has; fit the detector again")
-    checked: Facts = description
-    return checked
+    return description
 
 
 def _check_network(backbone: Facts, where: str) -> None:

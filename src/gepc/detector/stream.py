@@ -197,11 +197,20 @@ def stream(
         most_pixels=fitted.method.chunk_pixels,
     )
 
+    def judged(chunk: Chunk) -> ScoredChunk:
+        own = None if labels is None else labels[chunk.indices]
+        return score_chunk(fitted, chunk, own, ties, maps=maps, raw=raw, on_error=on_error)
+
     def scored() -> Iterator[ScoredChunk]:
         with reporting(on_progress, "scoring", known_length(images)) as advance:
             for chunk in read:
-                own = None if labels is None else labels[chunk.indices]
-                yield score_chunk(fitted, chunk, own, ties, maps=maps, raw=raw, on_error=on_error)
+                try:
+                    parts: Iterable[ScoredChunk] = [judged(chunk)]
+                except GepcError:
+                    if on_error == "raise":
+                        raise
+                    parts = map(judged, _one_by_one(chunk))
+                yield from parts
                 advance(len(chunk))
 
     return scored()
@@ -236,7 +245,8 @@ def score_chunk(
 ) -> ScoredChunk:
     """Score the images of one chunk: the step that `stream` repeats.
 
-    `labels` are the groups of the images in `chunk.images`. The other parameters are those of `stream`.
+    `labels` are the groups of the images in `chunk.images`. The other parameters are those of `stream`. A `GepcError`
+    says that the network has no answer to one of several images; a single one is a result with an error.
     """
     failed = [Result.failed(*failure) for failure in chunk.failures]
     if not chunk.indices:
@@ -244,11 +254,9 @@ def score_chunk(
     try:
         scores, fields, evidence = fitted.evaluate(chunk.images, chunk.keys, maps, raw)
     except GepcError as error:
-        if on_error == "raise":
+        if on_error == "raise" or len(chunk.indices) > 1:
             raise
-        if len(chunk.indices) > 1:
-            return _one_by_one(fitted, chunk, labels, ties, maps, raw)
-        failed += [Result.failed(i, name, str(error)) for i, name in zip(chunk.indices, chunk.names, strict=True)]
+        failed.append(Result.failed(chunk.indices[0], chunk.names[0], str(error)))
         return ScoredChunk(_in_order(failed), chunk)
     uniform = None
     if ties == "random":
@@ -266,24 +274,13 @@ def score_chunk(
     return ScoredChunk(_in_order(failed + results), chunk, fields)
 
 
-def _one_by_one(
-    fitted: FittedDetector, chunk: Chunk, labels: Labels | None, ties: str, maps: bool, raw: bool
-) -> ScoredChunk:
-    """Score each image of a chunk by itself, because the network has no answer to one of them."""
-    found = []
-    for row in range(len(chunk.indices)):
+def _one_by_one(chunk: Chunk) -> Iterator[Chunk]:
+    """Each image and each failure of a chunk by itself, because the network has no answer to one of the images."""
+    parts = {failure[0]: Chunk(failures=[failure]) for failure in chunk.failures}
+    for row, index in enumerate(chunk.indices):
         own = slice(row, row + 1)
-        one = Chunk(chunk.indices[own], chunk.names[own], chunk.keys[own], chunk.images[own], read=chunk.read[own])
-        group = None if labels is None else labels[own]
-        found.append(score_chunk(fitted, one, group, ties, maps=maps, raw=raw))
-    results = [result for scored in found for result in scored.results]
-    results += [Result.failed(*failure) for failure in chunk.failures]
-    known = next((scored.fields for scored in found if scored.fields is not None), None)
-    if known is None:
-        return ScoredChunk(_in_order(results), chunk)
-    missing = {name: np.full_like(field, np.nan) for name, field in known.items()}
-    fields = {name: np.concatenate([(scored.fields or missing)[name] for scored in found]) for name in known}
-    return ScoredChunk(_in_order(results), chunk, fields)
+        parts[index] = Chunk([index], chunk.names[own], chunk.keys[own], chunk.images[own], read=chunk.read[own])
+    return (parts[index] for index in sorted(parts))
 
 
 def _in_order(results: list[Result]) -> tuple[Result, ...]:

@@ -11,6 +11,7 @@ step except resizing mixes pixels, so speckle is preserved.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,7 @@ LUMA = np.array([0.299, 0.587, 0.114])  # weights of red, green and blue in grey
 _LOG_SCALE = 255.0
 _PATCH_DEVIATIONS = 4.0
 _RANGE_SAMPLE = 16
+_BLOCK = 1 << 18  # values that are converted at once, in double precision
 LARGE_SIDE, DEFAULT_SIDE = 512, 256  # pixels; see `Preprocessing.for_images_of`
 
 
@@ -74,8 +76,9 @@ class Mask:
 
         Parameters
         ----------
-        given : a boolean array (H, W), True where a pixel is ignored; or the path of a picture, whose pixels that are
-            not black are ignored.
+        given : array_like of bool (H, W), or str or path
+            True where a pixel is ignored; or a picture, or the path of one, whose pixels that are not black are
+            ignored.
 
         Returns
         -------
@@ -94,7 +97,7 @@ class Mask:
         >>> Mask.of(np.array([[True, True, False]])).runs
         (0, 2, 1)
         """
-        pixels = np.asarray(read_file(str(given)) if not hasattr(given, "__array__") else given)
+        pixels = np.asarray(read_file(given) if isinstance(given, (str, os.PathLike)) else given)
         ignored = pixels.any(axis=2) if pixels.ndim == 3 else pixels.astype(bool)
         if ignored.ndim != 2:
             raise OptionError(f"ignore must be a picture, or a boolean array (H, W); got shape {pixels.shape}")
@@ -197,10 +200,11 @@ class Preprocessing:
 
     def __call__(self, pixels: Pixels, name: str = "image") -> Image:
         """Preprocess pixels (H, W) or (H, W, C) to contiguous float32 (C, H, W) in [-1, 1]; errors call them `name`."""
+        pixels = np.asarray(pixels)
         if pixels.ndim == 2:
             pixels = pixels[..., None]
-        if 0 in pixels.shape:
-            raise InputError(f"{name} is empty: shape {pixels.shape}")
+        if pixels.ndim != 3 or 0 in pixels.shape:
+            raise InputError(f"{name} is empty or not (H, W) or (H, W, C): shape {pixels.shape}")
         if pixels.shape[2] not in accepted_channels(self.channels):
             raise InputError(f"{name} has {pixels.shape[2]} channels, the backbone takes {self.channels}")
         if self.magnitude == "log":
@@ -249,15 +253,16 @@ class Preprocessing:
             low, high = -1.0, 1.0
         else:
             low, high = self.value_range or _type_range(pixels, name, "(low, high)")
-        # float64 here: the same picture as uint8 and as float must give the same float32; in place, to save memory
-        unit = pixels.astype(np.float64)
-        unit -= low
-        unit *= 2.0 / (high - low)
-        unit -= 1.0
-        if max(float(unit.max()) - 1.0, -1.0 - float(unit.min())) > 1e-3:
-            given = f"{name} has values from {pixels.min():g} to {pixels.max():g}, outside [{low:g}, {high:g}]"
+        darkest, brightest, slack = float(pixels.min()), float(pixels.max()), 5e-4 * (high - low)
+        if darkest < low - slack or brightest > high + slack:
+            given = f"{name} has values from {darkest:g} to {brightest:g}, outside [{low:g}, {high:g}]"
             raise InputError(f"{given}; set `value_range` to black and white", options=("value_range",))
-        return np.clip(unit, -1.0, 1.0, out=unit).astype(np.float32)
+        unit, rows = np.empty(pixels.shape, dtype=np.float32), max(1, _BLOCK // pixels[0].size)
+        for top in range(0, len(pixels), rows):
+            # float64 here: the same picture as uint8 and as float must give the same float32
+            block = (pixels[top : top + rows].astype(np.float64) - low) * (2.0 / (high - low)) - 1.0
+            unit[top : top + rows] = block.clip(-1.0, 1.0)
+        return unit
 
     def _to_size(self, image: Image, name: str) -> Image:
         least = OWN_SIZE.get(self.resize, 0) * self.multiple
@@ -383,7 +388,7 @@ def _type_range(pixels: Pixels, name: str, example: str) -> tuple[float, float]:
 
 def _resized(image: Image, size: tuple[int, int]) -> Image:
     """Bilinear with antialiasing, per channel in float: no rounding to 8 bits on the way."""
-    planes = [PILImage.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, 2, 0)]
+    planes = (PILImage.fromarray(np.ascontiguousarray(plane)) for plane in np.moveaxis(image, 2, 0))
     resized = [plane.resize((size[1], size[0]), PILImage.Resampling.BILINEAR) for plane in planes]
     return np.stack([np.asarray(plane, dtype=np.float32) for plane in resized], axis=2).clip(-1.0, 1.0)
 

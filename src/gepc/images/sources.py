@@ -179,7 +179,7 @@ def open_images(source: Any) -> Images:
 
 def _open_path(source: StrPath) -> Images:
     archive = formats.split_archive(source)
-    if archive is not None:
+    if archive is not None and not is_url(source):
         return ArrayImages(formats.read_npz(*archive))
     if formats.is_stack(Path(source)):
         return ArrayImages(np.load(source, mmap_mode="r", allow_pickle=False))
@@ -243,7 +243,7 @@ class StreamImages(Images):
         self._source = source
         self._batched = any(getattr(source, name, None) is not None for name in ("batch_size", "batch_sampler"))
         self._head: list[Record] = []
-        self._rest: Iterator[Record] | None = None
+        self._rest = self._read()
 
     def __len__(self) -> int:
         raise OptionError("a stream of images has no length; give a list, a Dataset or a folder where one is needed")
@@ -252,21 +252,19 @@ class StreamImages(Images):
         raise OptionError("a stream of images is read in order; give a list, a Dataset or a folder to pick from it")
 
     def __iter__(self) -> Iterator[Record]:
-        head, rest = self._head, self._read() if self._rest is None else self._rest
-        self._head, self._rest = [], None
+        head, rest = self._head, self._rest
+        self._head, self._rest = [], self._read()
         yield from head
         yield from rest
 
     def first(self, count: int) -> Iterator[Record]:
         """The first images, kept for the iteration that follows."""
-        if self._rest is None:
-            self._rest = self._read()
         self._head += itertools.islice(self._rest, max(0, count - len(self._head)))
         return iter(self._head[:count])
 
     def _read(self) -> Iterator[Record]:
-        images = itertools.chain.from_iterable(map(self._split, self._source))
-        return (_record_of(str(index), image) for index, image in enumerate(images))
+        images = itertools.chain.from_iterable(map(self._split, self._source))  # not begun until a record is asked for
+        yield from (_record_of(str(index), image) for index, image in enumerate(images))
 
     def _split(self, item: Any) -> Iterable[Any]:
         image = _image_of(item)
@@ -289,6 +287,9 @@ def _record_of(name: str, item: Any) -> Record:
     try:
         if _is_picture(image):
             return Record(name, formats.decode_picture(image))
+        if image is None or isinstance(image, (Mapping, float)):
+            known = f"an array, a picture or a path, in a dictionary under one of {', '.join(IMAGE_NAMES)}"
+            raise InputError(f"{Record(name).label} is of type {type(image).__name__}; give {known}")
         return Record.of_array(name, _as_numpy(image), Record(name).label)
     except InputError as error:
         return Record(name, error=str(error))
