@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from sklearn.covariance import ledoit_wolf_shrinkage
 
-from gepc.calibration import Aggregation, Scorer, create_calibrator
+from gepc.calibration import Aggregation, Scorer, create_calibrator, joint
 from gepc.calibration.evidence import FOLDS, Parts
 from gepc.calibration.joint import LevelLOF, LevelPCA, _principal
 from gepc.core.errors import InputError, OptionError
@@ -208,3 +208,19 @@ def test_images_with_other_columns_are_refused() -> None:
         scorer.score(columns(5)[:, :, 1:])
     with pytest.raises(InputError, match="more columns than the 43 of the features"):
         Scorer("parts").fit(columns(60), parts=[Part.of("output", range(44))])
+
+
+def test_neighbours_among_very_many_images_are_found_in_fewer_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory is that of a number of distances, whatever the number of images."""
+    values = np.random.default_rng(0).standard_normal((60, 1, 12))
+    model = create_calibrator("level_lof").fit(values)
+    expected, projected, rows = model.per_level(values), LevelLOF.projected, []
+
+    def counted(self: LevelLOF, level: int, vectors: Array) -> tuple[Array, Array]:
+        rows.append(len(vectors))
+        return projected(self, level, vectors)
+
+    monkeypatch.setattr(LevelLOF, "projected", counted)
+    monkeypatch.setattr(joint, "DISTANCES", 7 * 60 + 5)
+    np.testing.assert_allclose(model.per_level(values), expected)
+    assert rows == [7] * 8 + [4]

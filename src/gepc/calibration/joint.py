@@ -17,7 +17,8 @@ from gepc.core.errors import InputError, OptionError, check_choice, check_least
 
 RIDGE = 1e-6
 PROJECTED = 32  # dimensions in which distances are compared while the vectors of a memory are chosen
-AT_ONCE = 1024  # vectors whose distances are computed together, which bounds the memory
+AT_ONCE = 1024  # vectors whose distances are computed together, and fewer if they have more than
+DISTANCES = 1 << 24  # distances, which bounds the memory
 
 
 class VectorCalibrator(Calibrator):
@@ -282,12 +283,13 @@ class LevelLOF(LevelPCA):
         # an image is not its own neighbour
         count = min(self.NEIGHBOURS, int(np.isfinite(energies).sum()) - (own is not None))
         radii, neighbours = [], []
-        for first in range(0, len(vectors), AT_ONCE):
-            components, own_energies = self.projected(level, vectors[first : first + AT_ONCE])
+        rows = min(AT_ONCE, max(1, DISTANCES // len(samples)))
+        for first in range(0, len(vectors), rows):
+            components, own_energies = self.projected(level, vectors[first : first + rows])
             squares = np.maximum(own_energies[:, None] + energies - 2.0 * components @ samples.T, 0.0)
             squares[:, np.isnan(energies)] = np.inf
             if own is not None:
-                squares[np.arange(len(squares)), own[first : first + AT_ONCE]] = np.inf
+                squares[np.arange(len(squares)), own[first : first + rows]] = np.inf
             nearest = np.argsort(squares, axis=1)[:, :count]
             radii.append(np.take_along_axis(squares, nearest[:, -1:], axis=1)[:, 0])
             neighbours.append(nearest)
