@@ -12,6 +12,7 @@ import gepc
 from gepc.core.errors import OptionError
 from gepc.detector.parameters import detector_options, extractor_options
 from gepc.images.preprocessing import Preprocessing
+from gepc.methods import base
 from gepc.methods.base import find_method
 
 OURS = ("gepc", "gepc+", "encoder")
@@ -111,3 +112,10 @@ def test_a_single_word_is_a_tuple_of_one(name: str, parameter: str) -> None:
     """Also where the default is None: the letters of a word are not layers."""
     word = "s" if parameter == "features" else "first"
     assert getattr(find_method(name)(**{parameter: word}), parameter) == (word,)
+
+
+def test_a_name_that_ends_in_plus_is_found_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gepc_plus` is another spelling of `gepc+`, but `surplus` is not one of `sur+`."""
+    monkeypatch.setitem(base._EXTRACTORS, "surplus", found := find_method("msma"))
+    assert find_method("surplus") is found
+    assert find_method("gepc_plus") is find_method("gepc+")

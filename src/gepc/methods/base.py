@@ -604,7 +604,7 @@ def methods() -> dict[str, type[Extractor]]:
 def find_method(name: str) -> type[Extractor]:
     """The extractor class of that name; `plus` at its end is understood as +."""
     known = methods()
-    name = re.sub(r"[ _-]?plus$", "+", name)
+    name = name if name in known else re.sub(r"[ _-]?plus$", "+", name)
     check_choice("method", name, known)
     return known[name]
 

@@ -21,7 +21,6 @@ from gepc.core.files import digest
 from gepc.core.parts import Part
 from gepc.methods.base import Batch, Columns, Derived, Extractor, Table, find_method, register
 
-SCORING = ("calibration", "keep", "weights", "aggregate")
 REMEMBERED = 1 << 28  # bytes of answers that are kept while the methods evaluate a batch
 
 
@@ -39,7 +38,7 @@ class Member:
         method, _, preset_name = name.partition(":")
         kind = find_method(method)
         options: dict[str, Any] = {}
-        scoring = {option: getattr(kind, option) for option in SCORING[1:]}
+        scoring = {option: getattr(kind, option) for option in ("keep", "weights", "aggregate")}
         if preset_name:
             check_choice(f"preset of {method}", preset_name, kind.presets)
             preset = kind.presets[preset_name]

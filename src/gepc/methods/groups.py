@@ -258,9 +258,7 @@ def _check(action: Action) -> None:
         return
     side = action.apply.side if isinstance(action.apply, PixelMap) else 8
     x, y = torch.randn(2, 2, 3, side, side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    with raising(
-        OptionError, f"group element {action.name!r} fails on images of 3x{side}x{side}: {{error}}", Exception
-    ):
+    with raising(OptionError, f"group element {action.name!r} fails on 3x{side}x{side} images: {{error}}", Exception):
         moved = action.apply(x)
     faults = {
         "its inverse does not undo it": moved.shape != x.shape or not torch.allclose(action.inverse(moved), x),
@@ -507,8 +505,7 @@ class Group:
         lost = [action.name for action in self.actions if action.on_layers]
         if lost and not any(action.on_layers for action in kept):
             loses = f"images of {height}x{width} are not square, so the group loses {', '.join(lost)}"
-            needed = "no flip or rotation remains, which the feature inner needs: add flip_x, flip_y or rot180"
-            warnings.warn(f"{loses}; {needed}", stacklevel=2)
+            warnings.warn(f"{loses}; the feature inner needs a flip or a rotation: add flip_x or rot180", stacklevel=2)
         return Group(kept, self.auto)
 
     @property
