@@ -142,7 +142,7 @@ def timestep_curve(bench: GepcBench, name: str) -> Figure:
                 face = style["color"] if t in kept else "white"
                 axes.plot(t, value, marker="o", markersize=4, color=style["color"], markerfacecolor=face)
             axes.axhline(means[name, other], color=style["color"], linewidth=0.9, linestyle=DASHED)
-        axes.set_xscale("symlog", linthresh=1)  # timestep 0 has no logarithm
+        axes.set_xscale("symlog" if 0 in candidates else "log")  # timestep 0 has no logarithm
         axes.set_xticks(candidates, [str(t) for t in candidates])
         axes.set_xticks([], minor=True)
         axes.set(ylim=(0.4, 1.02), xlabel="timestep (filled: kept; dashed: their mean)", ylabel="AUROC")
