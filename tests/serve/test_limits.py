@@ -1,6 +1,8 @@
 """Limits on memory, the log, and who may read the metrics."""
 
+import os
 import re
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -125,3 +127,18 @@ def test_every_line_of_the_log_begins_with_the_time(live, detector_folder, capfd
     logging.getLogger("gepc.serve").warning("something to know")
     (line,) = capfd.readouterr().err.splitlines()
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d.* WARNING:.*something to know", line)
+
+
+def test_an_interrupt_of_the_whole_terminal_leaves_the_decoders_alone(serve, detector_folder, files):
+    """Ctrl-C goes to every process of the terminal, and accepted requests are still answered."""
+    client = serve(detector_folder)
+
+    def decoders():
+        assert client.post("/v1/score", files=as_form(files[:4])).status_code == 200
+        started = (decoder._process for decoder in client.app.state.service._decoders)
+        return {process.pid for process in started if process is not None}
+
+    before = decoders()
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    assert before <= decoders()

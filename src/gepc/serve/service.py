@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import math
+import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -106,7 +107,7 @@ class Service:
         self._batcher: MicroBatcher[Job, Finding] = MicroBatcher(
             self._run, lambda job: job.image.shape, max_batch, settings.gap
         )
-        self._threads = ThreadPoolExecutor(DECODERS, thread_name_prefix="gepc-decode")
+        self._threads = ThreadPoolExecutor(DECODERS, "gepc-decode", initializer=_block_interrupts)
         self._decoders = [DecoderProcess(min(DECODE_SECONDS, settings.timeout)) for _ in range(DECODERS)]
         self._free_decoders: SimpleQueue[DecoderProcess] = SimpleQueue()
         for decoder in self._decoders:
@@ -276,6 +277,12 @@ class Service:
             if options.seen:
                 result.seen = data_uri(png(rgb_picture(finding.image, self.settings.bands)))
         return results
+
+
+def _block_interrupts() -> None:
+    """Keep Ctrl-C, which goes to all processes of a terminal, from the decoders that this thread starts."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _checked(found: Finding | BaseException) -> Finding | str:
