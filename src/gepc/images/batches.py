@@ -56,6 +56,7 @@ class Chunk:
     images: list[Image] = field(default_factory=list)  # preprocessed, (C, H, W) each, of one size
     failures: list[tuple[int, str, str]] = field(default_factory=list)  # (position, name, reason)
     read: list[ReadImage] = field(default_factory=list)  # as they were read, in the order of `images`
+    weight: int = 0  # of the images that were added
 
     def add(self, item: ReadImage) -> None:
         """Append an image, or the reason why it cannot be used."""
@@ -67,15 +68,13 @@ class Chunk:
         self.keys.append(image_key(item.image))
         self.images.append(item.image)
         self.read.append(item)
+        self.weight += item.weight
 
-    def has_room_for(self, item: ReadImage, rows: int, most_pixels: int) -> bool:
-        """Whether an image fits: at most `rows` images, of one size, within a number of pixels."""
-        if len(self) >= rows:
-            return False
+    def has_room_for(self, item: ReadImage, most_pixels: int) -> bool:
+        """Whether an image fits: all have one size, within a number of pixels."""
         if item.image is None or not self.images:
             return True
-        pixels = sum(other.weight for other in self.read) + item.weight
-        return item.image.shape == self.images[0].shape and pixels <= most_pixels
+        return item.image.shape == self.images[0].shape and self.weight + item.weight <= most_pixels
 
     def stacked(self) -> Image:
         """The readable images as (N, C, H, W)."""
@@ -177,7 +176,7 @@ def _grouped(items: Iterable[ReadImage], size: int, most_pixels: int) -> Iterato
     """Consecutive images in chunks, each of which is given out as soon as it is full."""
     chunk = Chunk()
     for item in items:
-        if not chunk.has_room_for(item, size, most_pixels):
+        if not chunk.has_room_for(item, most_pixels):
             yield chunk
             chunk = Chunk()
         chunk.add(item)
@@ -230,8 +229,7 @@ def load_all(images: Images, preprocessing: Preprocessing) -> Image:
     if len(images) == 0:
         raise InputError("there are no images")
     warn_about_range(images, preprocessing.value_range)
-    read = chunks(images, preprocessing, len(images), OnBadImage.NONE)
-    stacked = [chunk.stacked() for chunk in read]
+    stacked = [chunk.stacked() for chunk in chunks(images, preprocessing, len(images), OnBadImage.NONE)]
     if len({part.shape[1:] for part in stacked}) > 1:
         raise InputError("the images have several sizes; set `size` to bring them to one", options=("size",))
     return np.concatenate(stacked)
