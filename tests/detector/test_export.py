@@ -165,6 +165,17 @@ def test_the_script_scores_as_the_detector_does(
     assert (run.returncode, run.stderr) == (1, f"{tmp_path}: Is a directory\n")
 
 
+def test_the_script_compares_the_layers_that_the_detector_compares(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column of 4 cells is a grid of a 16x4 image; 20 tokens are not."""
+    script = standalone.Detector(exported)
+    layers = [np.ones((channels, *size)) for channels, size in ((5, (16, 4)), (3, (4, 1)), (7, (20, 1)))]
+    monkeypatch.setattr(script, "network", lambda x, _: (x, layers))
+    script.facts |= {"features": ["inner"], "elements": ["rot180"]}
+    assert script.columns(np.zeros((3, 16, 4), dtype=np.float32), 10, 0.9).shape == (5 + 3,)
+
+
 def test_thresholds_are_written_down(exported: Path) -> None:
     """An image is an alarm if its score is above the threshold; a rate that needs more images has none."""
     facts = json.loads((exported / "calibration.json").read_text())

@@ -17,11 +17,11 @@ from gepc.core.parts import Part
 from gepc.images.noise import image_key
 from gepc.lab.radar.cfar import RX, OrderStatisticCFAR
 from gepc.methods.base import Batch, extract_map_parts, raw_maps
-from gepc.methods.features import target_map
+from gepc.methods.features import find_feature, target_map
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.gepc_plus import GepcPlus
-from gepc.methods.groups import find_action
-from gepc.methods.passes import LevelAnswers
+from gepc.methods.groups import Group, find_action
+from gepc.methods.passes import ElementAnswers, LevelAnswers
 from gepc.methods.pooling import Pooling, activation_distance, log_contrast, position_distance, position_vectors
 
 IMAGES = pictures(6)
@@ -326,9 +326,9 @@ def test_a_plain_function_needs_no_layers_for_targets() -> None:
 # --- which layers count, and where ------------------------------------------------------------------------------------
 
 
-def looking_at(maps: dict[str, torch.Tensor]) -> LevelAnswers:
+def looking_at(maps: dict[str, torch.Tensor], size: tuple[int, int] = (8, 8)) -> LevelAnswers:
     """Answers with these activations, for two images of zeros."""
-    field = torch.zeros(2, 3, 8, 8)
+    field = torch.zeros(2, 3, *size)
     return LevelAnswers(np.arange(2), 0, 0.9, field, field, field, field, Pooling(window=3), maps)
 
 
@@ -337,6 +337,28 @@ def test_tokens_that_form_no_grid_are_left_out() -> None:
     shapes = {"grid": (4, 4), "line": (1, 6), "tokens": (16, 1), "single": (1, 1), "narrow": (3, 2)}
     found = looking_at({name: torch.ones(2, 5, *shape) for name, shape in shapes.items()})
     assert list(found.grids) == ["grid", "line", "single", "narrow"]
+
+
+@pytest.mark.parametrize(("size", "kept"), [((16, 4), True), ((13, 4), True), ((8, 4), False), ((4, 16), False)])
+def test_a_layer_with_a_single_column_is_a_grid_of_an_image_that_is_as_narrow(
+    size: tuple[int, int], kept: bool
+) -> None:
+    """Four cells in a column: 16x4 pixels that a network shrinks by 4, or tokens of a wider image."""
+    assert bool(looking_at({"column": torch.ones(2, 5, 4, 1)}, size).grids) == kept
+
+
+def test_features_leave_the_activations_as_they_are() -> None:
+    """Features share them, and the inverse of a transposition is a view of the same memory."""
+    numbers = torch.from_numpy(np.random.default_rng(13).normal(size=(2, 2, 5, 4, 4))).float()
+    maps, moved = {"layer": numbers[0]}, {"layer": numbers[1]}
+    before = [values["layer"].clone() for values in (maps, moved)]
+    level, rows = looking_at(maps), torch.arange(2)
+    for action in Group.of(("transpose", "rot90", "flip_x")).moving:
+        answers = ElementAnswers(action, rows, level.eps, level.eps[:, 0], moved, None)
+        assert find_feature("inner").compute(level, answers) is not None
+    assert find_feature("h").compute(level) is not None
+    for values, original in zip((maps, moved), before, strict=True):
+        assert torch.equal(values["layer"], original)
 
 
 @pytest.mark.parametrize(("count", "used"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])

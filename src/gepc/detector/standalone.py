@@ -104,14 +104,14 @@ class Detector:
             power = (error**2).sum(dtype=np.float64)
             found["ac"] = ((error.sum(0) ** 2).sum(dtype=np.float64) / power - 1.0) / (len(error) - 1)
         residuals, inner = [], []
-        grids = [layer for layer in layers if layer.shape[2] > 1 or layer.shape[1] == 1]
+        highest = -(-image.shape[1] // image.shape[2])  # of a grid with a single column
+        grids = [place for place, layer in enumerate(layers) if layer.shape[2] > 1 or layer.shape[1] <= highest]
         for element in self.facts["elements"]:
             moved, moved_layers = self.network(act(element, x_t), timestep)
             gap = ((act(element, moved, back=True) - eps) ** 2).mean(0)
             residuals.append(log(self.pool(gap) / self.pool((eps**2).mean(0))))
-            back = [act(element, layer, back=True) for layer in moved_layers]
-            back = [layer for layer in back if layer.shape[2] > 1 or layer.shape[1] == 1]
-            inner.append(np.concatenate([relative_gap(*pair) for pair in zip(grids, back, strict=True)]))
+            pairs = [(layers[place], act(element, moved_layers[place], back=True)) for place in grids]
+            inner.append(np.concatenate([relative_gap(*pair) for pair in pairs]))
         if residuals:
             found |= {"s": np.array(residuals), "inner": log(np.mean(inner, axis=0))}
         return np.concatenate([np.atleast_1d(found[name]) for name in self.facts["features"]])

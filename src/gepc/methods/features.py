@@ -387,7 +387,6 @@ def raw_variance_residual(level: LevelAnswers, g: ElementAnswers) -> torch.Tenso
     """|pool(|u_g|) - pool(|u|)|, u the network's channels in v = (1 + u)/2 ln beta + (1 - u)/2 ln btilde."""
     assert level.log_variance is not None
     assert g.log_variance is not None
-    assert level.log_range is not None
     large, small = level.log_range
     fields = (level.log_variance[g.rows], g.log_variance)
     here, moved = (level.pooling((2.0 * (v.double() - small) / (large - small) - 1.0).abs()) for v in fields)
@@ -417,7 +416,7 @@ def _layer_gaps(level: LevelAnswers, g: ElementAnswers) -> Iterator[tuple[torch.
         return
     for name, activations in level.grids.items():
         here = activations if len(g.rows) == len(activations) else activations[g.rows]
-        gap = (here - g.action.inverse(g.activations[name])).float().square()
+        gap = (here - g.action.inverse(g.activations[name])).float().square_()
         yield gap, here.float().square().mean((2, 3)).clamp_min(TINY)
 
 

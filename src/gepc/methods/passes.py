@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +42,7 @@ class LevelAnswers:
     activations: Activations = field(default_factory=dict)  # of inner layers, (n, C_l, H_l, W_l) by name, if recorded
     log_variance: torch.Tensor | None = None  # of the reverse step, if asked for
     fresh_noise: torch.Tensor | None = None  # a second draw of noise, if asked for
-    log_range: tuple[float, float] | None = None  # ln beta_t and ln btilde_t, if the log-variance is asked for
+    log_range: tuple[float, ...] = ()  # ln beta_t and ln btilde_t, if the log-variance is asked for
 
     @property
     def size(self) -> tuple[int, int]:
@@ -67,7 +68,8 @@ class LevelAnswers:
     @cached_property
     def grids(self) -> Activations:
         """The activations that have the image's two dimensions; tokens that form no grid are left out."""
-        return {name: maps for name, maps in self.activations.items() if maps.shape[3] > 1 or maps.shape[2] == 1}
+        highest = -(-self.size[0] // self.size[1])  # of a grid with a single column: a narrow image has such layers
+        return {name: maps for name, maps in self.activations.items() if maps.shape[3] > 1 or maps.shape[2] <= highest}
 
 
 @dataclass(frozen=True)
@@ -82,13 +84,12 @@ class ElementAnswers:
     log_variance: torch.Tensor | None  # for P_g x_t, not moved back, if asked for
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(NamedTuple):
     """What the network returns for one batch of inputs."""
 
     eps: torch.Tensor
-    activations: Activations = field(default_factory=dict)
-    log_variance: torch.Tensor | None = None
+    activations: Activations
+    log_variance: torch.Tensor | None
 
     def split(self, sizes: Sequence[int]) -> Iterator[_Answer]:
         """The answers for consecutive parts of the batch."""
@@ -122,27 +123,15 @@ class Passes:
             picked = torch.from_numpy(rows).to(self.backbone.device)
             fields = [values[picked] for values in fields]
         images, noise = fields[:2]
+        fresh_noise = fields[2] if self.fresh_noise else None
         abar = float(self.backbone.alphas_cumprod[t])
         x_t = noised(images, noise, abar)
-        answer = self._network(x_t, t, self.record)
+        eps, activations, log_variance = self._network(x_t, t, self.record)
+        limits = log_variances(self.backbone.alphas_cumprod) if self.log_variance else ()
+        log_range = tuple(float(limit[t]) for limit in limits)
         return LevelAnswers(
-            rows,
-            t,
-            abar,
-            images,
-            noise,
-            x_t,
-            answer.eps,
-            self.pooling,
-            answer.activations,
-            answer.log_variance,
-            fresh_noise=fields[2] if self.fresh_noise else None,
-            log_range=self._log_range(t) if self.log_variance else None,
+            rows, t, abar, images, noise, x_t, eps, self.pooling, activations, log_variance, fresh_noise, log_range
         )
-
-    def _log_range(self, t: int) -> tuple[float, float]:
-        large, small = log_variances(self.backbone.alphas_cumprod)
-        return float(large[t]), float(small[t])
 
     def transported(self, level: LevelAnswers, chosen: npt.NDArray[np.bool_]) -> Iterator[ElementAnswers]:
         """The passes for P_g x_t, one element after another, so that they need not be in memory together.
@@ -195,8 +184,8 @@ class Passes:
 
     def _network(self, x: torch.Tensor, t: int, record: bool) -> _Answer:
         if record and self.backbone.net is not None:
-            return _Answer(*self.backbone.eps_and_activations(x, t, self.layers))
+            return _Answer(*self.backbone.eps_and_activations(x, t, self.layers), None)
         if self.log_variance:
             eps, log_variance = self.backbone.eps_and_log_variance(x, t)
-            return _Answer(eps, log_variance=log_variance)
-        return _Answer(self.backbone.eps(x, t))
+            return _Answer(eps, {}, log_variance)
+        return _Answer(self.backbone.eps(x, t), {}, None)
