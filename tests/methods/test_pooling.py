@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from literal_gepc import pool as literal_pool
 
-from gepc.core.errors import OptionError
+from gepc.core.errors import InputError, OptionError
 from gepc.methods.pooling import (
     KINDS,
     Pooling,
@@ -153,11 +153,17 @@ def test_contrast_treats_rows_and_columns_alike() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "sides"),
-    [((64, 80), (45, 63)), ((63, 80), (31, 61)), ((32, 32), (15, 31)), ((9, 40), (3, 7)), ((2, 2), (1, 1))],
+    [((64, 80), (45, 63)), ((63, 80), (31, 61)), ((32, 32), (15, 31)), ((9, 40), (3, 7)), ((5, 4), (1, 3))],
 )
 def test_the_ring_shrinks_in_images_that_are_smaller_than_it(shape: tuple[int, int], sides: tuple[int, int]) -> None:
     """Both sides stay odd, and the guard is about half of the ring."""
     assert ring_sides(45, 63, shape) == sides
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 16), (3, 3), (20, 3)])
+def test_an_image_without_room_for_a_ring_is_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match=f"an image of {size[1]}x{size[0]} pixels .* both sides must be at least 4"):
+        log_contrast(torch.rand(2, *size), 9)
 
 
 def test_sums_are_over_channels_and_pixels_in_double_precision() -> None:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, interpolate
 
-from gepc.core.errors import OptionError, check_choice
+from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.images.formats import size_text
 
 Map = npt.NDArray[np.float32]
 QUANTILE = 0.99
@@ -87,7 +88,7 @@ def channel_statistics(maps: Mapping[str, torch.Tensor]) -> torch.Tensor:
     fields = [field.float() for field in maps.values()]
     means = [field.mean((2, 3), keepdim=True) for field in fields]
     # torch.var_mean takes nine times as long on channels-last fields
-    deviations = [(field - mean).square().mean((2, 3)).sqrt() for field, mean in zip(fields, means, strict=True)]
+    deviations = [(field - mean).square_().mean((2, 3)).sqrt() for field, mean in zip(fields, means, strict=True)]
     return torch.cat([mean.flatten(1) for mean in means] + deviations, 1)
 
 
@@ -156,6 +157,9 @@ def log_contrast(fields: torch.Tensor, window: int) -> torch.Tensor:
 def ring_sides(guard: int, ring: int, shape: Sequence[int]) -> tuple[int, int]:
     """Sides of a guard and a training window; in images smaller than the latter, those that fit."""
     fitting = min(ring, 2 * (min(shape) // 2) - 1)
+    if fitting < 3:
+        small = f"an image of {size_text(tuple(shape))} is too small to compare a target with its surroundings"
+        raise InputError(f"{small}: both sides must be at least 4 pixels")
     return (guard, ring) if fitting == ring else (2 * (fitting // 4) + 1, fitting)
 
 
