@@ -115,6 +115,9 @@ def test_tokens_become_a_grid_with_the_aspect_ratio_of_the_image() -> None:
     assert feature_map(torch.zeros(2, 7, 3), (16, 16)).shape == (2, 3, 7, 1)
     with pytest.raises(BackboneError, match="2 dimensions"):
         feature_map(torch.zeros(2, 3), (16, 16))
+    for output, kind in (({"sample": grid}, "dict"), (None, "NoneType"), ((), "tuple")):
+        with pytest.raises(BackboneError, match=f"a recorded layer returned a {kind} without tensors"):
+            feature_map(output, (16, 16))
 
 
 def test_a_pass_in_another_thread_does_not_mix_its_activations_in() -> None:

@@ -23,6 +23,7 @@ from gepc.methods.base import Batch
 from gepc.methods.extraction import ExtractionSpec, FeatureCache, extract_all
 from gepc.methods.features import find_feature
 from gepc.methods.gepc import PAPER_LEVELS, PAPER_LEVELS_CELEBA, GepcExtractor
+from gepc.methods.gepc_plus import GepcPlus
 
 WIDTHS = {"s": 7, "cos": 7, "x0": 7, "pair": 21, "walk": 7, "b": None, "d": None, "cycle": None, "var_g": 7}
 FEATURES = tuple(WIDTHS)
@@ -447,7 +448,13 @@ def test_only_features_that_compare_elements_have_a_map() -> None:
 
 def test_the_levels_cover_little_to_moderate_noise_unless_others_are_given() -> None:
     assert GepcExtractor().levels == Levels((0.9999, 0.998, 0.99, 0.97, 0.9))
-    assert GepcExtractor(layers="mid").layers == ("mid",)
+    assert GepcExtractor(features=("inner",), layers="mid").layers == ("mid",)
+
+
+def test_layers_that_no_feature_and_no_map_reads_are_refused() -> None:
+    with pytest.raises(OptionError, match="`layers` needs a feature of inner layers, such as inner"):
+        GepcExtractor(layers="mid")
+    assert GepcPlus(features=("d",), map_part="target", layers="mid").layers == ("mid",)
 
 
 @pytest.mark.parametrize("options", [{"group_samples": 2}, {"group_samples": 1}, {"group": "flip_x"}, {}], ids=str)

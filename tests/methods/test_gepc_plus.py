@@ -320,6 +320,16 @@ def test_a_raw_map_of_what_has_no_single_field_is_refused_by_name() -> None:
     assert plus(map_part="error").raw_map(parts) is parts["error"]
 
 
+@pytest.mark.parametrize(
+    ("part", "options"), [("activations", {}), ("activations", {"features": ("d",)}), ("inner", {"features": ("d",)})]
+)
+def test_a_part_of_the_map_that_there_is_not_is_refused_by_fit(part: str, options: dict[str, object]) -> None:
+    """A plain function has no activations, whatever the features."""
+    detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS, map_part=part, **options)
+    with pytest.raises(OptionError, match=f"no map of '{part}' with this backbone; choose sum, (residual, )?error"):
+        detector.fit(pictures(30))
+
+
 def test_without_a_transform_the_map_is_the_error_alone() -> None:
     detector = gepc.create_detector(toy_backbone(), "gepc+", levels=LEVELS, features=("d",)).fit(pictures(30))
     assert (detector.score_map(IMAGES, raw=True) > 0).all()

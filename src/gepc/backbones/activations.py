@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,13 +50,10 @@ def recorded(layers: Layers) -> Iterator[dict[str, Any]]:
     """Within the context every forward pass fills the mapping with the last output of each layer that it calls."""
     outputs: dict[str, Any] = {}
 
-    def keep(name: str) -> Any:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            outputs[name] = output
+    def keep(_module: Any, _inputs: Any, output: Any, name: str) -> None:
+        outputs[name] = output
 
-        return hook
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in layers.items()]
+    handles = [module.register_forward_hook(partial(keep, name=name)) for name, module in layers.items()]
     try:
         yield outputs
     finally:
@@ -70,8 +68,10 @@ def feature_map(output: Any, size: tuple[int, int]) -> torch.Tensor:
     that form none become (N, C, tokens, 1). If a layer has several outputs, the largest is taken: the tokens of the
     image rather than those of the text.
     """
-    outputs = [output] if isinstance(output, torch.Tensor) else output
+    outputs = output if isinstance(output, (tuple, list)) else [output]
     tensors = [item for item in outputs if isinstance(item, torch.Tensor)]
+    if not tensors:
+        raise BackboneError(f"a recorded layer returned a {type(output).__name__} without tensors; choose other layers")
     field = max(tensors, key=torch.Tensor.numel)
     if field.ndim == 4:
         return field

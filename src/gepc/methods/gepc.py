@@ -100,6 +100,8 @@ class GepcExtractor(HasMaps, Extractor):
                 raise OptionError(f"the feature {kind.name!r} cannot be combined with {layers[0]}; leave one out")
             if kind.per == "element" and not set(kind.elements(self.group)) - {"id"}:
                 raise OptionError(f"the feature {kind.name!r} needs a group with a flip or a rotation")
+        if self.layers is not None and not (layers or any(MAP_PARTS[name].layers for name in self.shown_parts)):
+            raise OptionError("`layers` needs a feature of inner layers, such as inner", options=("layers",))
         if self.group_samples is not None:
             self._check_group_samples(self.group_samples)
 
@@ -245,9 +247,7 @@ class GepcExtractor(HasMaps, Extractor):
                 views.setdefault(kind.looks_at, []).extend(columns)
                 weights[kind.looks_at] = kind.weight
         parts = [Part.of(name, columns) for name, columns in ((OUTPUT, output), ("structure", layers)) if columns]
-        if len(views) == 1:
-            views = {}
-        seen = (Part.of(name, columns, view=True) for name, columns in views.items())
+        seen = [Part.of(name, columns, view=True) for name, columns in views.items() if len(views) > 1]
         return (*parts, *(replace(part, weight=weights[part.name]) for part in seen))
 
     def _columns_of(self, kind: Feature, table: Table) -> Columns:

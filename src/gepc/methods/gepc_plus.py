@@ -23,15 +23,17 @@ Why rot90: under an element that is its own inverse (flips, rot180) an image and
 an image upside down scores the same as the upright one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
+from gepc.backbones.base import Backbone
 from gepc.backbones.schedule import Levels
 from gepc.core.errors import OptionError
 from gepc.core.options import one_of
-from gepc.methods.base import MapModel, MapParts, Maps, register
+from gepc.methods.base import Batch, MapModel, MapParts, Maps, Table, register
 from gepc.methods.features import Feature, find_feature
 from gepc.methods.gepc import GepcExtractor
 from gepc.methods.groups import Group
@@ -161,6 +163,14 @@ class GepcPlus(GepcExtractor):
         if size[0] != size[1] and all(action.square_only for action in self.group.moving):
             return Group.of("rot180")
         return super().acting(size)
+
+    def map_parts(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> tuple[Table, MapParts]:
+        """The parts in `shown_parts`, without those that this backbone does not have."""
+        table, parts = super().map_parts(backbone, batch, timesteps)
+        if self.map_part not in ("sum", *parts):
+            missing = f"the features {', '.join(self.features)} give no map of {self.map_part!r} with this backbone"
+            raise OptionError(f"{missing}; choose {', '.join(['sum', *parts])}", options=("map_part",))
+        return table, parts
 
     def raw_map(self, parts: MapParts) -> Maps:
         if self.map_part == "sum":
