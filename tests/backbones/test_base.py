@@ -186,8 +186,8 @@ def test_any_number_of_channels(channels: int) -> None:
         ({"channels": "3"}, "channels must be int, got '3'"),
         ({"size_multiple": 0}, "size_multiple must be at least 1, got 0"),
         ({"image_size": 0}, "image_size must be at least 1, got 0"),
-        ({"image_size": 8.0}, "image_size must be int or tuple, got 8.0"),
-        ({"image_size": (8,)}, "image_size must be int or tuple"),
+        ({"image_size": 8.0}, "image_size must be int, got 8.0"),
+        ({"image_size": (8,)}, "image_size must be int"),
     ],
 )
 def test_numbers_that_make_no_sense(options: dict[str, Any], message: str) -> None:

@@ -162,8 +162,8 @@ def test_an_object_has_its_weights_already(name: str) -> None:
         ("class_label", True, "class_label must be int, got True"),
         ("time_scale", "four", "time_scale must be float, got 'four'"),
         ("rescale_timesteps", "yes", "rescale_timesteps must be bool, got 'yes'"),
-        ("config", 3, "config must be str or Mapping, got 3"),
-        ("embeddings", 3, "embeddings must be str or Path or Mapping, got 3"),
+        ("config", 3, "config must be str, got 3"),
+        ("embeddings", 3, "embeddings must be str, got 3"),
         ("variant", 16, "variant must be str, got 16"),
     ],
 )

@@ -214,7 +214,7 @@ def test_schedulers_without_betas(config: dict[str, object], kind: str) -> None:
 
 
 def test_a_scheduler_that_cannot_be_read() -> None:
-    with pytest.raises(BackboneError, match="here: sigma_max must be float"):
+    with pytest.raises(BackboneError, match="here: the scheduler: sigma_max must be float"):
         read_scheduler({"_class_name": "EDMEulerScheduler", "sigma_max": "large"}, "here")
     with pytest.raises(BackboneError, match="VQDiffusionScheduler, which has no beta schedule"):
         read_scheduler({"_class_name": "VQDiffusionScheduler"}, "here")

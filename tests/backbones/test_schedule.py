@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gepc.backbones.path import read_scheduler
 from gepc.backbones.schedule import (
     Levels,
     Scheduler,
@@ -92,7 +93,7 @@ def test_every_schedule_agrees_with_diffusers_to_its_float32(name: str, zero_snr
     from diffusers import DDPMScheduler
 
     theirs = DDPMScheduler(num_train_timesteps=1000, beta_schedule=name, rescale_betas_zero_snr=zero_snr)
-    ours = Scheduler.from_config(theirs.config, "x").alphas_cumprod()
+    ours = read_scheduler(theirs.config, "x").alphas_cumprod()
     assert ours.dtype == np.float64
     np.testing.assert_allclose(ours, theirs.alphas_cumprod.numpy(), atol=1e-6)
     if zero_snr:
@@ -108,7 +109,7 @@ def test_float64_matters_at_the_first_steps() -> None:
 
 
 def test_trained_betas_set_the_length() -> None:
-    scheduler = Scheduler.from_config({"trained_betas": [0.1, 0.2], "num_train_timesteps": 1000}, "x")
+    scheduler = read_scheduler({"trained_betas": [0.1, 0.2], "num_train_timesteps": 1000}, "x")
     np.testing.assert_allclose(scheduler.alphas_cumprod(), [0.9, 0.72])
     assert scheduler.n_train == 2
 
@@ -121,8 +122,8 @@ def test_network_times() -> None:
 
 
 def test_a_scheduler_without_betas_is_refused() -> None:
-    with pytest.raises(BackboneError, match=r"ScoreSdeVeScheduler.*from_denoiser"):
-        Scheduler.from_config({"_class_name": "ScoreSdeVeScheduler", "sigma_max": 1348.0}, "scheduler_config.json")
+    with pytest.raises(BackboneError, match=r"KarrasVeScheduler.*from_denoiser"):
+        read_scheduler({"_class_name": "KarrasVeScheduler", "sigma_max": 1348.0}, "scheduler_config.json")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_scheduler_without_betas_is_refused() -> None:
 )
 def test_a_bad_scheduler_config_names_its_file(config: dict[str, object], word: str) -> None:
     with pytest.raises(BackboneError, match=rf"folder/scheduler_config.json.*{word}"):
-        Scheduler.from_config(config, "folder/scheduler_config.json")
+        read_scheduler(config, "folder/scheduler_config.json")
 
 
 def test_golden_schedules(golden) -> None:  # type: ignore[no-untyped-def]

@@ -84,13 +84,6 @@ def test_a_parameter_that_is_assigned_after_fit_discards_the_fit(tmp_path: Path,
     np.testing.assert_array_equal(loaded.score(NEW), detector.score(NEW))
 
 
-def test_a_parameter_that_makes_no_sense_is_refused_by_the_next_fit() -> None:
-    detector = toy_detector().fit(ID)
-    detector.keep = 9
-    with pytest.raises(OptionError, match="keep must be between 1 and 4"):
-        detector.fit(ID)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
@@ -98,10 +91,8 @@ def test_a_parameter_that_makes_no_sense_is_refused_by_the_next_fit() -> None:
         ("batch_size", 2.5, "batch_size must be int, got 2.5"),
         ("batch_size", None, "batch_size must be int, got None"),
         ("seed", "1", "seed must be int, got '1'"),
-        ("seed", 2**70, r"seed must be at most 2\*\*63"),
-        ("size", "8", "size must be int or tuple, got '8'"),
+        ("size", "8", "size must be int, got '8'"),
         ("value_range", "01", "value_range must be a list, got '01'"),
-        ("maps", "row", "did you mean 'raw'"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_where_it_is_assigned(name: str, value: object, message: str) -> None:
@@ -113,6 +104,16 @@ def test_a_value_that_makes_no_sense_is_refused_where_it_is_assigned(name: str, 
     with pytest.raises(OptionError, match=message):
         toy_detector(**{name: value})
     np.testing.assert_array_equal(detector.score(NEW), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", 9), ("seed", 2**70), ("maps", "row"), ("contamination", 0.7), ("backbone", "net")]
+)
+def test_a_value_out_of_range_is_refused_by_the_next_fit(name: str, value: object) -> None:
+    detector = toy_detector().fit(ID)
+    setattr(detector, name, value)
+    with pytest.raises(OptionError, match=name):
+        detector.fit(ID)
 
 
 def test_an_assigned_value_is_what_the_constructor_makes_of_it() -> None:

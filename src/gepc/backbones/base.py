@@ -582,9 +582,8 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
 
         The first answer must be finite and have the given `shape`, by default that of `x`.
         """
-        steps = check_timesteps(t, x, self.n_steps)
         with ONE_PASS:
-            answers, self.rows = _in_parts(network, (x, steps, *more), self.rows)
+            answers, self.rows = _in_parts(network, (x, check_timesteps(t, x, self.n_steps), *more), self.rows)
             self.forward_count += len(x)
         if answers[0].shape != (x.shape if shape is None else shape):
             meant = "a noise prediction has the shape of its input" if shape is None else f"expected {shape}"

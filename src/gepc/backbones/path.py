@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from gepc.backbones.schedule import FloatArray, Scheduler, build_scheduler, check_alphas_cumprod
-from gepc.core.errors import InputError, OptionError, check_choice
+from gepc.core.errors import BackboneError, InputError, OptionError, check_choice
 
 LookUp = Callable[[FloatArray], torch.Tensor]
 
@@ -286,7 +286,11 @@ def read_scheduler(config: Mapping[str, Any], where: str) -> Scheduler | SigmaSc
     if kind is None and config.get("prediction_type") == "flow_prediction":
         kind = "flow"
     if kind is None:
-        return Scheduler.from_config(config, where)
+        if "beta_schedule" not in config and config.get("trained_betas") is None:
+            known = f"{where} describes {config.get('_class_name', 'a scheduler')}, which has no beta schedule"
+            advice = "Backbone.from_denoiser (noise given as sigma) or Backbone.from_callable"
+            raise BackboneError(f"{known}; wrap such a network with {advice}")
+        return build_scheduler(Scheduler, config, where)
     unused = {"kind", "variance_type", *(("sigma_data", "prediction_type") if kind == "flow" else ())}
     fields = {name: value for name, value in config.items() if name not in unused and value is not None}
     if kind == "ve":

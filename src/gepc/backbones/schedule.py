@@ -303,17 +303,6 @@ class Scheduler:
             check_choice("beta_schedule", self.beta_schedule, _BETAS)
             check_least(1, num_train_timesteps=self.num_train_timesteps)
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], where: str) -> Scheduler:
-        """Read a scheduler config; fields that only concern sampling (clipping, spacing, solver) are ignored."""
-        if "beta_schedule" not in config and config.get("trained_betas") is None:
-            name = config.get("_class_name", "a scheduler")
-            raise BackboneError(
-                f"{where} describes {name}, which has no beta schedule; wrap such a network with "
-                "Backbone.from_denoiser (noise given as sigma) or Backbone.from_callable"
-            )
-        return build_scheduler(cls, config, where)
-
     @property
     def n_train(self) -> int:
         """T, the number of timesteps the network was trained on."""
@@ -359,7 +348,7 @@ def build_scheduler(cls: type[T], config: Mapping[str, Any], where: str) -> T:
     dataclass_type: Any = cls
     names = {field.name for field in dataclasses.fields(dataclass_type)}
     with raising(BackboneError, f"{where}: {{error}}", OptionError):
-        return build(cls, {name: value for name, value in config.items() if name in names}, where)
+        return build(cls, {name: value for name, value in config.items() if name in names}, "the scheduler")
 
 
 def _cosine(steps: int) -> FloatArray:

@@ -67,13 +67,10 @@ def is_scalar(hint: Any) -> bool:
 def _coerce_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in kinds:
         return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    if len(others) == 1:
-        return coerce(others[0], value, where)
-    for kind in others:
+    for kind in kinds:
         with contextlib.suppress(OptionError):
             return coerce(kind, value, where)
-    raise OptionError(f"{where} must be {' or '.join(kind.__name__ for kind in others)}, got {value!r}")
+    return coerce(kinds[0], value, where)
 
 
 def _coerce_plain(hint: Any, value: Any, where: str) -> Any:
@@ -128,16 +125,12 @@ def one_of(default: str, *others: str) -> Any:
 def check_fields(values: Any, what: str = "") -> None:
     """Raise `OptionError`, which begins with `what`, for a field of the dataclass that is not what it declares."""
     for field in dataclasses.fields(values):
-        check_field(field, getattr(values, field.name, None), what)  # a field that fitting sets has no value yet
-
-
-def check_field(field: dataclasses.Field[Any], value: Any, what: str = "") -> None:
-    """Raise `OptionError`, which begins with `what`, for a value that is not what the field declares."""
-    is_valid, wanted = field.metadata.get("check", (None, ""))
-    if is_valid is not None and value is not None and not is_valid(value):
-        raise OptionError(f"{what}{field.name} must be {wanted}, got {value}")
-    if "words" in field.metadata:
-        check_choice(field.name, value, field.metadata["words"])
+        value = getattr(values, field.name, None)  # a field that fitting sets has no value yet
+        is_valid, wanted = field.metadata.get("check", (None, ""))
+        if is_valid is not None and value is not None and not is_valid(value):
+            raise OptionError(f"{what}{field.name} must be {wanted}, got {value}")
+        if "words" in field.metadata:
+            check_choice(field.name, value, field.metadata["words"])
 
 
 def parse_yaml(text: str) -> Any:

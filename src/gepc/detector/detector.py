@@ -568,7 +568,7 @@ class Detector(Answers):
         >>> len(detector.calibration_scores_)
         20
         """
-        self._check()
+        self.__post_init__()
         self.fitted_ = fit_detector(self, images, calibration_images, groups, on_progress)
         return self
 

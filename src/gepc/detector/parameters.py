@@ -3,15 +3,14 @@
 import dataclasses
 import typing
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
 from typing import Any
 
 from gepc.backbones.base import Backbone
 from gepc.calibration.calibrators import create_calibrator
 from gepc.calibration.scorer import Scorer
 from gepc.conformal.p_values import check_rates
-from gepc.core.errors import OptionError, check_names, nearest
-from gepc.core.options import at_least, check_field, checked, coerce, is_scalar, one_of
+from gepc.core.errors import OptionError, check_least, check_names, nearest
+from gepc.core.options import check_fields, checked, coerce, is_scalar, one_of
 from gepc.images.batches import settled
 from gepc.images.preprocessing import OWN_SIZE, Mask, Preprocessing
 from gepc.images.sources import Images
@@ -47,28 +46,25 @@ class Parameters:
     score_from: str = one_of("features", "map")
     calibration_share: float = 1 / 3
     contamination: float = checked(0.0, lambda value: 0.0 <= value < 0.5, "at least 0 and below 0.5")
-    batch_size: int = at_least(1, 64)
+    batch_size: int = 64
     seed: int = checked(0, lambda value: abs(value) <= 2**63, "at most 2**63")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Take a parameter in its own type; one that makes no sense is an `OptionError`, after creation too."""
-        declared = _declared().get(name)
-        if declared is not None:
-            field, hint = declared
-            if name == "ignore" and value is not None and not isinstance(value, Mask | dict):
-                value = Mask.of(value)
-            value = coerce(hint, value, name)
-            check_field(field, value)
+        """Take a parameter in its own type, after creation too; a value of another type is an `OptionError`."""
+        if name == "ignore" and value is not None and not isinstance(value, Mask | dict):
+            value = Mask.of(value)
+        field = Parameters.__dataclass_fields__.get(name)
+        if field is not None and field.kw_only:
+            value = coerce(field.type, value, name)
+        if name == "batch_size":  # a fitted detector takes it at once
+            check_least(1, batch_size=value)
         super().__setattr__(name, value)
 
     def __post_init__(self) -> None:
+        """Refuse parameters that do not fit the method, the backbone or each other; `fit` calls it again."""
         if not isinstance(self.backbone, Backbone):
             kind = type(self.backbone).__name__
             raise OptionError(f"backbone must be a gepc.Backbone, got {kind}; see gepc.load_backbone")
-        self._check()
-
-    def _check(self) -> None:
-        """Refuse parameters that do not fit the method, the backbone or each other."""
         method = self.extractor
         if method.needs not in (None, self.backbone.gives):
             here = f"the backbone {self.backbone.source or self.backbone.family} gives {self.backbone.gives}"
@@ -79,6 +75,7 @@ class Parameters:
             raise OptionError(f"the method {method.name!r} does not run on a latent backbone: {method.pixels_only}")
         if self.resize in OWN_SIZE and method.square_only:
             raise OptionError("images may not be square; leave rot90 out of `group`", options=("group",))
+        check_fields(self)
         if self.score_from == "map" and (self.maps == "raw" or not method.has_maps):
             raise OptionError("score_from='map' needs a method with maps, such as gepc+, and maps='calibrated'")
         check_rates(calibration_share=self.calibration_share)
@@ -140,16 +137,9 @@ class Parameters:
         return again if self.maps == "raw" else again + min(fitting, self.extractor.map_model.images)
 
 
-@cache
-def _declared() -> dict[str, tuple[dataclasses.Field[Any], Any]]:
-    """The parameters that every detector has, each with its type."""
-    hints = typing.get_type_hints(Parameters)
-    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(Parameters) if field.kw_only}
-
-
 def detector_options() -> list[str]:
     """Names of the parameters that every detector has."""
-    return list(_declared())
+    return [parameter.name for parameter in dataclasses.fields(Parameters) if parameter.kw_only]
 
 
 def extractor_options(extractor_class: type[Extractor]) -> set[str]:

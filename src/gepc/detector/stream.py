@@ -256,8 +256,7 @@ def score_chunk(
     except GepcError as error:
         if on_error == "raise" or len(chunk.indices) > 1:
             raise
-        failed.append(Result.failed(chunk.indices[0], chunk.names[0], str(error)))
-        return ScoredChunk(_in_order(failed), chunk)
+        return ScoredChunk(_in_order([*failed, Result.failed(chunk.indices[0], chunk.names[0], str(error))]), chunk)
     uniform = None
     if ties == "random":
         uniform = np.array([generator(fitted.seed, key, "ties").random() for key in chunk.keys])
