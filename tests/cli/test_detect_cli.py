@@ -238,7 +238,7 @@ def test_score_without_enough_calibration_images_leaves_the_alarms_empty(gepc):
         (["score", "det", "new", "--fdr", "0"], "between 0 and 1"),
         (["score", "det", "new", "--fdr", "0.1", "--alpha", "0.05"], "give either --alpha or --fdr, not both"),
         (["score", "det", "new", "--procedure", "storey"], "--procedure needs --fdr"),
-        (["score", "det", "new", "--cpus-per-actor", "2"], "--cpus-per-actor and --gpus-per-actor need --engine ray"),
+        (["score", "det", "new", "--cpus-per-actor", "2"], "--address and the options of actors need --engine ray"),
         (["score", "det", "new", "--engine", "ray", "--workers", "2"], "--workers needs --engine local"),
         (
             ["watch", "det", "new", "--out", "l.csv", "--once", "--interval", "2"],

@@ -131,7 +131,7 @@ def test_before_many_passes_their_number_is_said_and_few_calibration_images_are_
         (["det", "bands.npy"], "has 7 bands and the detector's backbone takes 3; choose with bands"),
         (["det", "bands.npy", "--bands", "1,9,2"], "there is no band 1, 9, 2"),
         (["det", "bands.npy", "--bands", "1;2"], "--bands takes whole numbers"),
-        (["det", "bands.npy", "--bands", "1", "--nodata", "0"], "has no tile to score"),
+        (["det", "bands.npy", "--bands", "1", "--nodata", "0"], "can be scored; each has more than 10% no-data"),
         (["det", "scene.tif", "--tile", "16x16x3"], "--tile takes 64 or 64x96"),
         (["det", "scene.tif", "--stride", "40"], "leaves gaps"),
         (["det", "scene.tif", "--stride", "8", "--overlap", "0.5"], "not both"),

@@ -58,10 +58,7 @@ def _options(
     ] = False,
     plugin: Annotated[
         list[Path] | None,
-        Option(
-            callback=_run_plugins,
-            help="Python file of yours to run first, which registers methods or features; allowed at any command.",
-        ),
+        Option(callback=_run_plugins, help="Python file that registers methods or features; any command takes it."),
     ] = None,
 ) -> None:
     pass

@@ -11,7 +11,6 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, say, several, text_table
-from gepc.cli.options import duration, seconds_per_encoding, seconds_per_pass
 from gepc.core.errors import OptionError
 from gepc.core.files import read_json
 
@@ -23,10 +22,7 @@ CheckpointSettings = Annotated[list[str] | None, opt.setting("Option of an OpenA
 
 @opt.with_groups
 def info(
-    source: Annotated[
-        str | None,
-        Argument(help="Detector folder, or backbone: name of an embedded backbone, diffusers folder, or checkpoint."),
-    ] = None,
+    source: Annotated[str | None, Argument(help="Detector folder, or name, folder or file of a backbone.")] = None,
     methods: Annotated[bool, Option("--methods", help="List the detection methods and their presets.")] = False,
     settings: CheckpointSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
@@ -45,8 +41,7 @@ def info(
     from gepc.methods.base import methods as known_methods
 
     facts: Any
-    if methods and source is not None:
-        raise OptionError("give either --methods, or a detector or a backbone to describe")
+    opt.refuse_if(methods and source is not None, "give either --methods, or a detector or a backbone to describe")
     if (methods or (source is not None and is_detector(source))) and (settings or loading != opt.DEFAULT_LOADING):
         raise OptionError("--set, --device and the other options of a backbone have no effect here: none is loaded")
     if methods:
@@ -68,9 +63,7 @@ def info(
 
 
 def convert(
-    checkpoint: Annotated[
-        Path, Argument(help="Checkpoint of improved-diffusion or guided-diffusion (.pt, .safetensors).")
-    ],
+    checkpoint: Annotated[Path, Argument(help="Checkpoint of improved- or guided-diffusion (.pt, .safetensors).")],
     out: Annotated[Path, Option(help="New folder for the backbone.")],
     architecture: opt.Architecture = None,
     config: opt.CheckpointConfig = None,
@@ -83,11 +76,10 @@ def convert(
     Without a published architecture: `gepc convert ema.pt --out net --set image_size=64 --set num_heads=4
     --set noise_schedule=cosine --set diffusion_steps=4000 --set rescale_timesteps=true`
     """
-    from gepc.backbones.openai.convert import convert as convert_checkpoint
-    from gepc.backbones.openai.convert import save_folder
+    from gepc.backbones.openai import convert as openai
 
-    converted = convert_checkpoint(checkpoint, opt.checkpoint_options(architecture, config, settings))
-    save_folder(converted, out)
+    converted = openai.convert(checkpoint, opt.checkpoint_options(architecture, config, settings))
+    openai.save_folder(converted, out)
     for caveat in converted.caveats:
         note(f"note: {caveat}")
     if not converted.caveats:
@@ -166,18 +158,17 @@ def shape_text(sides: Iterable[object]) -> str:
 def backbone_facts(backbone: Backbone) -> dict[str, Any]:
     """The description of a backbone, as plain values."""
     from gepc.backbones.devices import profits_from_bfloat16
-    from gepc.methods.base import cost_of
-    from gepc.methods.base import methods as known_methods
+    from gepc.methods import base
     from gepc.methods.gepc_plus import GepcPlus
 
     gives_noise = backbone.gives == GepcPlus.needs
-    kinds = [GepcPlus] if gives_noise else [kind for kind in known_methods().values() if kind.needs == backbone.gives]
+    kinds = [GepcPlus] if gives_noise else [kind for kind in base.methods().values() if kind.needs == backbone.gives]
     method = kinds[0]()
     multiple = backbone.size_multiple
     size = backbone.image_size or (-(-32 // multiple) * multiple,) * 2
-    cost = cost_of(method, backbone, size)
-    seconds = seconds_per_pass(backbone, size)
-    encoding = seconds_per_encoding(backbone, size) if cost.encoder else 0.0
+    cost = base.cost_of(method, backbone, size)
+    seconds = opt.seconds_per_pass(backbone, size)
+    encoding = opt.seconds_per_encoding(backbone, size) if cost.encoder else 0.0
     return {
         **backbone.describe(),
         "device": str(backbone.device),
@@ -201,10 +192,10 @@ def backbone_text(facts: dict[str, Any]) -> str:
     named = _facts_table({name: _plain(value) for name, value in facts.items() if name != "cost"})
     encoding, costs = cost["seconds_per_encoding"], f"{cost['method']} costs {cost['per_image']} (E: encoder passes)"
     spent = {
-        "one pass": f"{duration(cost['seconds_per_pass'])} per {shape_text(cost['size'])} image on this machine",
-        "encoder": encoding and f"{duration(encoding)} per image; {costs}",
+        "one pass": f"{opt.duration(cost['seconds_per_pass'])} per {shape_text(cost['size'])} image on this machine",
+        "encoder": encoding and f"{opt.duration(encoding)} per image; {costs}",
         cost["method"]: f"{several(cost['passes_per_image'], 'pass')} per image, "
-        f"about {duration(cost['seconds_per_image'])}",
+        f"about {opt.duration(cost['seconds_per_image'])}",
     }
     return f"{named}\n\n{_facts_table(spent)}"
 

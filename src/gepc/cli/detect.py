@@ -12,7 +12,6 @@ from typer import Argument, Option
 
 from gepc.cli import options as opt
 from gepc.cli.app import note, progress, say, several, text_table
-from gepc.cli.options import estimate
 from gepc.core.errors import GepcError, OptionError, raising
 from gepc.core.files import check_free, check_name, only_writer, write_json
 from gepc.core.options import DEFAULT_BACKBONE
@@ -30,17 +29,11 @@ SHOWN_COLUMNS = {
     "detections": ("detection", "score", "p_value", "line", "column", "area", "x", "y"),
     "regions": ("region", "score", "p_value", "top", "left", "bottom", "right"),
 }
-ShownBands = Annotated[
-    str | None, Option(help="Bands shown as red, green and blue, counted from 1, for example 4,3,2; or one as grey.")
-]
-CONTROL_HELP = (
-    "Error rate to control: bh or by (false-discovery rate), holm (probability of any false alarm in the "
-    "scene), or tile (false-alarm rate of each tile)."
-)
-METHOD_HELP = (
-    "Detection method. gepc+: symmetry, denoising error and inner activations. gepc: the paper's method. "
-    "`gepc info --methods` lists the others and the presets of each."
-)
+ShownBands = Annotated[str | None, Option(help="Band shown as grey, or red, green and blue (from 1): 4,3,2.")]
+SCALE_HELP = "Colour scale: readable (structure stays visible), global (one for all maps) or image (one each)."
+CONTROL_HELP = "Error rate: bh or by (false discoveries), holm (any false alarm in a scene) or tile (of each tile)."
+MEGAPIXELS_HELP = "Maximum size of an image as the network sees it; a megapixel takes up to 4.3 GB of memory."
+METHOD_HELP = "Detection method: gepc+, gepc (the paper's), or another one that `gepc info --methods` lists."
 PRESET_HELP = (
     "Preset of the method. gepc+: fast (2 passes, the default), full (12 passes, a little more accurate), single (1 "
     "pass, no transform), radar (targets that are small in their image), inspect (parts in their own size)."
@@ -54,12 +47,8 @@ def fit(
     backbone: opt.NewBackbone = DEFAULT_BACKBONE,
     method: Annotated[str, Option(help=METHOD_HELP)] = "gepc+",
     preset: Annotated[str | None, Option(help=PRESET_HELP)] = None,
-    calibration_images: Annotated[
-        str | None, Option(help="Separate in-distribution images used only for calibration.")
-    ] = None,
-    ignore: Annotated[
-        Path | None, Option(help="Picture as large as the images. Its pixels that are not black are ignored.")
-    ] = None,
+    calibration_images: Annotated[str | None, Option(help="In-distribution images for calibration only.")] = None,
+    ignore: Annotated[Path | None, Option(help="Mask as large as the images; only its black pixels count.")] = None,
     groups: opt.Groups = None,
     settings: opt.MethodSettings = None,
     loading: opt.Loading = opt.DEFAULT_LOADING,
@@ -90,10 +79,10 @@ def fit(
     if as_json:
         say((out / "detector.json").read_text(encoding="utf-8"))
         return
-    name, calibrated = detector.extractor.name, len(detector.calibration_scores_)
-    fitted = detector.fitted
+    fitted, calibrated = detector.fitted, len(detector.calibration_scores_)
     seen = opt.size_text(fitted.preprocessing.resize, fitted.input_size)
-    say(f"{out}: {name} fitted on {several(fitted.fit_images, 'image')}, calibrated on {calibrated}, {seen}")
+    used = f"fitted on {several(fitted.fit_images, 'image')}, calibrated on {calibrated}"
+    say(f"{out}: {fitted.method.name} {used}, {seen}")
     if detector.levels_.any():  # a method without noise levels has the one entry 0
         kept = ", ".join(f"{t} ({weight:.3f})" for t, weight in zip(detector.kept_, detector.weights_, strict=True))
         say(f"kept timesteps (weight): {kept} of {', '.join(map(str, detector.levels_))}")
@@ -121,25 +110,18 @@ def _rates_text(fitted: FittedDetector, separate: bool) -> str:
 def estimate_fit(detector: Detector, images: Images, separate: int = 0) -> None:
     """Print what fitting on the images costs, with a number of separate calibration images, if it takes long."""
     size, total, memory = detector.network_size(images), len(images) + separate, detector.extractor.memory
-    estimate(detector.backbone, size, total, detector.fit_cost(size), memory=memory)
+    opt.estimate(detector.backbone, size, total, detector.fit_cost(size), memory=memory)
     calibrating = separate or round(detector.calibration_share * total)
     again = detector.map_images(total - calibrating, calibrating)
-    estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images", memory)
+    opt.estimate(detector.backbone, size, again, detector.cost(), "for maps about {:,} images", memory)
 
 
 def map_(
     detector: opt.DetectorArgument,
     images: opt.ImagesArgument,
     out: Annotated[Path, Option(help="Folder for pictures, arrays and metadata.json.")],
-    scale: Annotated[
-        str,
-        Option(
-            help="Colour scale: `readable` (structure stays visible), `global` (one for all) or `image` (one each)."
-        ),
-    ] = "readable",
-    part: Annotated[
-        str | None, Option(help="Part of the map (gepc+ only): sum, residual, inner, error or activations.")
-    ] = None,
+    scale: Annotated[str, Option(help=SCALE_HELP)] = "readable",
+    part: Annotated[str | None, Option(help="Part of gepc+'s map: sum, residual, inner, error, activations.")] = None,
     raw: Annotated[bool, Option("--raw", help="Write maps before calibration, on the scale v_global.")] = False,
     alpha: opt.Alpha = 0.05,
     show_bands: ShownBands = None,
@@ -163,7 +145,7 @@ def map_(
         fitted = fitted.showing(part)
     check_free(out, "metadata.json", "maps")
     options = MapOptions(scale, raw, alpha, _bands("--show-bands", show_bands))
-    estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost(), memory=fitted.method.memory)
+    opt.estimate(fitted.backbone, fitted.input_size, len(collection), fitted.cost(), memory=fitted.method.memory)
     # an interrupted run leaves this mark, so that the same command may write over what it left
     write_json(out / "metadata.json", {"finished": False, "images": []})
     with progress("mapping", len(collection)) as advance:
@@ -189,7 +171,7 @@ def scene(
     image: Annotated[Path, Argument(metavar="SCENE", help="Image of any size: TIFF, GeoTIFF, PNG, .npy ...")],
     out: Annotated[Path, Option(help="Folder for the results; an interrupted run in it is resumed.")],
     tile: Annotated[
-        str | None, Option(help="Tile size, height x width: 64x96, or 64. The detector sets it by default.")
+        str | None, Option(help="Tile size, 64 or 64x96 (down x right); the detector's by default.")
     ] = None,
     stride: Annotated[str | None, Option(help="Distance between tiles in pixels, 16 or 16x24 (down x right).")] = None,
     overlap: Annotated[float | None, Option(help="Share of overlap, instead of --stride; 0.5 by default.")] = None,
@@ -227,8 +209,8 @@ def scene(
         "group": group,
     }
     plan = plan_scan(loaded, image, out, **options)
-    memory = loaded.extractor.memory
-    estimate(loaded.backbone, loaded.input_size, plan.tiles - plan.done, plan.cost, "at most {:,} tiles", memory)
+    left, memory = plan.tiles - plan.done, loaded.extractor.memory
+    opt.estimate(loaded.backbone, loaded.input_size, left, plan.cost, "at most {:,} tiles", memory)
     with progress("tiles", plan.tiles) as advance:
         report = scan(loaded, image, out, on_progress=advance, **options)
     if report.resumed:
@@ -261,8 +243,7 @@ def _number(column: str, value: Any) -> str:
 
 def _pixels(option: str, text: str | None) -> tuple[int, int] | None:
     sides = _numbers(option, text.lower(), "x") if text is not None else None
-    if sides is not None and len(sides) > 2:
-        raise OptionError(f"{option} takes 64 or 64x96 (height x width), got {text!r}")
+    opt.refuse_if(len(sides or ()) > 2, f"{option} takes 64 or 64x96 (height x width), got {text!r}")
     return None if sides is None else (sides[0], sides[-1])
 
 
@@ -275,9 +256,6 @@ def _numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(separator))
 
 
-MEGA = 1_000_000
-
-
 def watch(
     detector: opt.DetectorArgument,
     folder: Annotated[Path, Argument(help="Folder to watch, including its subfolders.")],
@@ -286,9 +264,7 @@ def watch(
     delta: Annotated[float, Option(help="Probability of ever reporting drift when there is none.")] = 0.01,
     window: Annotated[int, Option(min=1, help="Number of recent images in the rolling alarm rate.")] = 200,
     adapt: Annotated[float | None, Option(help="Step by which alpha follows a slow drift, such as 0.005.")] = None,
-    interval: Annotated[
-        float | None, Option(min=0.05, help="Seconds between two scans of the folder; 2 by default.")
-    ] = None,
+    interval: Annotated[float | None, Option(min=0.05, help="Seconds between two scans; 2 by default.")] = None,
     once: Annotated[bool, Option("--once", help="Score the files that are there and exit.")] = False,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
@@ -307,8 +283,7 @@ def watch(
     from gepc.conformal.monitor import Monitor
     from gepc.runs.watch import Watch
 
-    if once and interval is not None:
-        raise OptionError("--interval has no effect with --once; give one of them")
+    opt.refuse_if(once and interval is not None, "--interval has no effect with --once; give one of them")
     every = None if once else interval or 2.0
     loaded = opt.open_detector(detector, backbone, device=device)
     loaded.guarantee(alpha)
@@ -364,9 +339,7 @@ def serve(
     device: opt.Device = "auto",
     max_megabytes: Annotated[float, Option(help="Maximum size of a request in megabytes.")] = 32,
     max_megapixels: Annotated[float, Option(help="Maximum size of an image in megapixels.")] = 16,
-    max_network_megapixels: Annotated[
-        float, Option(help="Maximum size of an image as the network sees it; a megapixel takes up to 4.3 GB of memory.")
-    ] = 0.262144,
+    max_network_megapixels: Annotated[float, Option(help=MEGAPIXELS_HELP)] = 0.262144,
     max_images: Annotated[int, Option(min=1, help="Maximum number of images per request.")] = 64,
     queue: Annotated[int, Option(min=1, help="Maximum number of images in progress; then status 503.")] = 256,
     max_batch: Annotated[int, Option(min=1, help="Maximum number of images per network call.")] = 32,
@@ -391,9 +364,9 @@ def serve(
         token=token,
         open_metrics=open_metrics,
         hosts=(*LOOPBACK_NAMES, host) if is_loopback(host) else None,
-        max_bytes=round(max_megabytes * MEGA),
-        max_pixels=round(max_megapixels * MEGA),
-        max_network_pixels=round(max_network_megapixels * MEGA),
+        max_bytes=round(max_megabytes * 1e6),
+        max_pixels=round(max_megapixels * 1e6),
+        max_network_pixels=round(max_network_megapixels * 1e6),
         max_images=max_images,
         queue=queue,
         max_batch=max_batch,

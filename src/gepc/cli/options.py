@@ -26,30 +26,19 @@ if TYPE_CHECKING:
     from gepc.methods.base import Cost
 
 DetectorArgument = Annotated[Path, Argument(help="Detector folder written by `gepc fit`.")]
-ImagesArgument = Annotated[
-    str, Argument(help="Folder of images, image file, URL such as s3://bucket/photos, or array: data.npz:test_x.")
-]
+ImagesArgument = Annotated[str, Argument(help="Folder, image file, URL (s3://bucket/dir) or array (data.npz:test_x).")]
 DetectorOut = Annotated[Path, Option(help="Folder to save the detector in.")]
-NewBackbone = Annotated[
-    str, Option(help="Name of an embedded backbone, diffusers folder, hub id (org/name), or OpenAI checkpoint (.pt).")
-]
+NewBackbone = Annotated[str, Option(help="Embedded name, diffusers folder, hub id (org/name) or OpenAI checkpoint.")]
 OtherBackbone = Annotated[str | None, Option(help="Backbone to use instead of the one the detector was fitted with.")]
 Device = Annotated[str, Option(help="Device: auto, cpu, cuda, cuda:1 or mps.")]
 BatchSize = Annotated[int | None, Option(min=1, help="Number of images per network call.")]
-Groups = Annotated[
-    str | None, Option(help="Groups, each with its own guarantee: `folder` (its name), or a text file of labels.")
-]
-ALPHA_HELP = "False-alarm rate: the share of in-distribution images that may raise an alarm."
-Alpha = Annotated[float, Option(help=ALPHA_HELP)]
+Groups = Annotated[str | None, Option(help="Groups with their own guarantees: folder (its name), or file of labels.")]
+Alpha = Annotated[float, Option(help="False-alarm rate: the share of in-distribution images that may raise an alarm.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of text.")]
 
 
-Architecture = Annotated[
-    str | None, Option(help=f"Published network that an OpenAI checkpoint belongs to: {', '.join(PRESETS)}.")
-]
-CheckpointConfig = Annotated[
-    Path | None, Option("--config", help="YAML or JSON file with the options of an OpenAI checkpoint.")
-]
+Architecture = Annotated[str | None, Option(help=f"Published network of the checkpoint: {', '.join(PRESETS)}.")]
+CheckpointConfig = Annotated[Path | None, Option("--config", help="YAML or JSON file with a checkpoint's options.")]
 
 
 def setting(what: str) -> Any:
@@ -58,6 +47,12 @@ def setting(what: str) -> Any:
 
 
 MethodSettings = Annotated[list[str] | None, setting("Option of the method or detector, for example `--set size=32`")]
+
+
+def refuse_if(wrong: bool, message: str) -> None:
+    """An error for an option that would have no effect, or for two that contradict each other."""
+    if wrong:
+        raise OptionError(message)
 
 
 def parse_settings(settings: Iterable[str] | None) -> dict[str, Any]:
@@ -82,8 +77,7 @@ def checkpoint_options(
     """The options of a checkpoint from --architecture, --config and --set; None if none is given."""
     from gepc.core.options import read_yaml
 
-    if architecture is not None and config is not None:
-        raise OptionError("give either --architecture or --config, not both")
+    refuse_if(architecture is not None and config is not None, "give either --architecture or --config, not both")
     values = read_yaml(config) if config is not None else {}
     if architecture is not None:
         values["preset"] = architecture

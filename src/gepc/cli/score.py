@@ -30,13 +30,11 @@ def score(
     detector: opt.DetectorArgument,
     images: opt.ImagesArgument,
     out: Annotated[Path | None, Option(help="CSV or Parquet file; standard output by default.")] = None,
-    alpha: Annotated[float | None, Option(help=f"{opt.ALPHA_HELP} 0.05 by default.")] = None,
+    alpha: Annotated[float | None, Option(help="False-alarm rate of each image; 0.05 by default.")] = None,
     confidence: Annotated[float | None, Option(help="Probability that alpha holds for this calibration set.")] = None,
     fdr: Annotated[float | None, Option(help="False-discovery rate to control, instead of --alpha.")] = None,
     procedure: Annotated[str, Option(help="Procedure for --fdr: bh (Benjamini-Hochberg) or storey.")] = "bh",
-    explain: Annotated[
-        bool, Option("--explain", help="Add the column reason: the part of the score that is most unusual.")
-    ] = False,
+    explain: Annotated[bool, Option("--explain", help="Add the most unusual part of the score, as reason.")] = False,
     groups: opt.Groups = None,
     backbone: opt.OtherBackbone = None,
     device: opt.Device = "auto",
@@ -60,6 +58,7 @@ def score(
 
     A million images on a cluster: `gepc score det s3://bucket/photos --out scores.parquet --engine ray --address auto`
     """
+    from gepc.conformal.decision import DecisionRule
     from gepc.conformal.p_values import group_labels
     from gepc.images.preprocessing import warn_about_range
     from gepc.images.sources import open_images
@@ -68,11 +67,11 @@ def score(
 
     cluster = Cluster(address, actors, cpus_per_actor, gpus_per_actor)
     check_choice("engine", engine, ("local", "ray"))
-    if engine == "local" and cluster != Cluster():
-        raise OptionError("--address, --actors, --cpus-per-actor and --gpus-per-actor need --engine ray")
-    if engine == "ray" and workers != 1:
-        raise OptionError("--workers needs --engine local; the actors of a cluster have their own threads")
-    rule = _rule(alpha, confidence, fdr, procedure)
+    opt.refuse_if(engine == "local" and cluster != Cluster(), "--address and the options of actors need --engine ray")
+    opt.refuse_if(engine == "ray" and workers != 1, "--workers needs --engine local; actors have threads of their own")
+    opt.refuse_if(fdr is None and procedure != "bh", "--procedure needs --fdr")
+    opt.refuse_if(fdr is not None and alpha is not None, "give either --alpha or --fdr, not both")
+    rule = DecisionRule(0.05 if alpha is None else alpha, confidence, fdr, procedure)
     if out is not None and format_of(out) == "parquet":
         arrow()
     fitted, collection = opt.open_detector(detector, backbone, batch_size, device).fitted, open_images(images)
@@ -107,17 +106,6 @@ def score(
             run.remove()
     note(shortfall or f"guarantee: {rule.statement(fitted.reference)}")
     opt.fail_if_all(failures, run.count, "the column error has the reasons")
-
-
-def _rule(alpha: float | None, confidence: float | None, fdr: float | None, procedure: str) -> DecisionRule:
-    """The rule of these options; one that has no effect on it is an error."""
-    from gepc.conformal.decision import DecisionRule
-
-    if fdr is None and procedure != "bh":
-        raise OptionError("--procedure needs --fdr")
-    if fdr is not None and alpha is not None:
-        raise OptionError("give either --alpha or --fdr, not both")
-    return DecisionRule(0.05 if alpha is None else alpha, confidence, fdr, procedure)
 
 
 def _shortfall(rule: DecisionRule, fitted: FittedDetector, labels: Labels | None) -> str | None:

@@ -74,11 +74,8 @@ def write_maps(
         out.mkdir(parents=True, exist_ok=True)
     entries: list[dict[str, Any]] = []
     located: list[Located] = []
-    ungrouped = fitted.without_groups()
-    size = min(MAP_BATCH, fitted.batch_size)
-    scored = stream(
-        ungrouped, images, maps=True, raw=options.raw, keep_pixels=True, batch_size=size, on_progress=on_progress
-    )
+    how: dict[str, Any] = {"raw": options.raw, "batch_size": min(MAP_BATCH, fitted.batch_size)}
+    scored = stream(fitted.without_groups(), images, maps=True, keep_pixels=True, on_progress=on_progress, **how)
     for chunk in scored:
         for result in chunk.results:
             if result.error is not None:

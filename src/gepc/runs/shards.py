@@ -321,28 +321,29 @@ def _read_row(index: int, name: str, score: Any, p_value: Any, alarm: Any, error
 
 
 def _row(result: Result, alarm: Alarm) -> dict[str, Any]:
-    """A row of a Parquet table."""
+    """A row of a table; a value that is missing has no entry or is None."""
     if result.error is not None:
         return {"path": escape_cell(result.name), "error": escape_cell(result.error)}
     numbers = {"score": result.score, "p_value": result.p_value}
-    return {"path": escape_cell(result.name), **numbers, "alarm": alarm, REASON: _reason(result)}
-
-
-def _reason(result: Result) -> str:
-    return "" if result.reason is None else f"{result.reason} ({result.evidence[result.reason]:.3g})"
+    reason = "" if result.reason is None else f"{result.reason} ({result.evidence[result.reason]:.3g})"
+    return {"path": escape_cell(result.name), **numbers, "alarm": alarm, REASON: reason}
 
 
 def csv_table(handle: IO[str], lineterminator: str = "\r\n", explain: bool = False) -> Append:
     """Write the header and return `append(results, alarms)`; see `escape_cell` for odd file names."""
+    columns = (*COLUMNS, REASON) if explain else COLUMNS
     writer = csv.writer(handle, lineterminator=lineterminator)
-    writer.writerow((*COLUMNS, REASON) if explain else COLUMNS)
+    writer.writerow(columns)
 
     def append(results: Sequence[Result], alarms: Sequence[Alarm]) -> None:
-        for result, alarm in zip(results, alarms, strict=True):
-            decision = "" if alarm is None else str(alarm).lower()
-            numbers = (f"{result.score:.9g}", f"{result.p_value:.9g}", decision)
-            scored = ("", "", "") if result.error is not None else numbers
-            reason = (_reason(result),) if explain else ()
-            writer.writerow((escape_cell(result.name), *scored, escape_cell(result.error or ""), *reason))
+        rows = map(_row, results, alarms)
+        writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
 
     return append
+
+
+def _cell(value: str | float | bool | None) -> str | None:
+    """A value as a CSV cell: nine digits of a number, and a decision in lower case."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.9g}" if isinstance(value, float) else value

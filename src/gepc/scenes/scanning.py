@@ -391,8 +391,8 @@ class SceneWriter:
             self.files["map"] = "map.npy"
             detections = find_detections(fitted, field, plan.grid, flags, count, alpha)
             self._write_layer("detections", Detection.COLUMNS, detections)
-        found = f"{len(detections)} detections (circles); {len(regions)} regions"
-        caption = f"{found}, {int(flags.sum())} of {count} tiles flagged ({plan.rule.control}, {alpha:g})"
+        found = f"detections (circles): {len(detections)}; regions: {len(regions)}"
+        caption = f"{found}; flagged tiles: {int(flags.sum())} of {count} ({plan.rule.control}, {alpha:g})"
         write_overview(path / "overview.png", self.scene, field, scale, regions, detections, caption)
         if field is not None:
             os.replace(field.path, path / "map.npy")
@@ -449,11 +449,9 @@ class SceneWriter:
         if self.left_out + self.failed < len(self.plan.grid):
             return
         self.folder.run.clear()
-        if first is None:
-            missing = f"more than {self.plan.options.max_missing:.0%} no-data (max_missing)"
-            every = f"each of its {len(self.plan.grid)} tiles has {missing}"
-            raise InputError(f"{self.scene.path} has no tile to score: {every}")
-        raise InputError(f"no tile of {self.scene.path} can be scored; the first error: {first}")
+        no_data = f"each has more than {self.plan.options.max_missing:.0%} no-data (max_missing)"
+        reason = no_data if first is None else f"the first error: {first}"
+        raise InputError(f"no tile of {self.scene.path} can be scored; {reason}")
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for record in self.folder.log.rows():
