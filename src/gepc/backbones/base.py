@@ -616,14 +616,10 @@ class LatentBackbone(Backbone):
         if inner.gives != Backbone.gives:
             raise OptionError(f"an encoder needs a network that predicts noise, and this one gives {inner.gives}")
         check_least(1, factor=factor)
-        size = inner.image_size
+        rows, columns = inner.image_size or (0, 0)
+        size = None if inner.image_size is None else (rows * factor, columns * factor)
+        super().__init__(inner.alphas_cumprod, channels, size, inner.size_multiple * factor)
         self.inner = inner
-        super().__init__(
-            inner.alphas_cumprod,
-            channels,
-            None if size is None else (size[0] * factor, size[1] * factor),
-            inner.size_multiple * factor,
-        )
         self.encoder, self.factor, self.act_on = encoder, factor, act_on
         self.family, self.learned_variance, self.parameters = inner.family, inner.learned_variance, inner.parameters
         self.device, self.dtype, self.net, self.rows = inner.device, inner.dtype, inner.net, inner.rows

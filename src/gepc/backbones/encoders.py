@@ -271,11 +271,9 @@ def _trusted_path(path: str, digest: str, trust: bool) -> Path:
     """The path of the network with this digest that the user has recorded, or else `path` if it is trusted."""
     known = find_network(digest)
     if known is None and not trust:
-        raise BackboneError(
-            f"{path} is not opened, because the description that names it may come from anyone; load the encoder "
-            "yourself and pass it, or trust the description",
-            options=("trust",),
-        )
+        closed = f"{path} is not opened, because the description that names it may come from anyone"
+        advice = "load the encoder yourself and pass it, or trust the description"
+        raise BackboneError(f"{closed}; {advice}", options=("trust",))
     return known or Path(path)
 
 

@@ -42,8 +42,7 @@ class Identity:
         self.size_multiple: int = coerce(int, size_multiple, "size_multiple")
         size = coerce(int | tuple[int, int] | None, image_size, "image_size")
         self.image_size: tuple[int, int] | None = (size, size) if isinstance(size, int) else size
-        least = min(self.image_size or (1,))
-        check_least(1, channels=self.channels, size_multiple=self.size_multiple, image_size=least)
+        check_least(1, channels=self.channels, size_multiple=self.size_multiple, image_size=min(self.image_size or [1]))
         self.device = torch.device("cpu")
         self.dtype = torch.float32
         self.parameters: int | None = None

@@ -128,13 +128,12 @@ def load_backbone(
     located = _locate(source, options)
     if isinstance(located, Backbone):
         backbone = use_as_it_is(located, options)
-        name = None if backbone.sha256 is None else str(source)  # detectors name only weights they can check
-        backbone.source = backbone.location = name
+        # detectors name only weights they can check
+        backbone.source = backbone.location = None if backbone.sha256 is None else str(source)
     else:
         backbone = load_path(located, options)
-        backbone.source = backbone.location = str(source)
-        if located == Path(source):
-            backbone.location = str(located.absolute())
+        backbone.source = str(source)
+        backbone.location = str(located.absolute() if located == Path(source) else source)
     backbone.load_again = load_again
     return backbone
 

@@ -102,10 +102,9 @@ def load_object(source: Any, options: LoadOptions) -> Backbone:
     if is_pipeline and (options.scheduler is not None or options.vae is not None):
         raise OptionError(f"the {name} has a scheduler and a vae of its own; give them only with a network")
     if not is_pipeline and not isinstance(source, diffusers.ModelMixin):
-        raise OptionError(
-            f"load_backbone takes a name, a path, a Backbone, or a diffusers network or pipeline, got a {name}; "
-            "wrap any other network or function with Backbone.from_callable, from_denoiser or from_flow"
-        )
+        known = "load_backbone takes a name, a path, a Backbone, or a diffusers network or pipeline"
+        advice = "wrap any other network or function with Backbone.from_callable, from_denoiser or from_flow"
+        raise OptionError(f"{known}, got a {name}; {advice}")
     parts = {"": source} if is_pipeline else {"unet": source, "vae": options.vae, "scheduler": options.scheduler}
     with TemporaryDirectory(prefix="gepc-") as place:
         for part, value in parts.items():
@@ -195,10 +194,9 @@ def _scheduler_in(
     given = build(Scheduler, overrides, "config")
     if {"beta_schedule", "trained_betas"} & set(overrides):
         return given
-    raise InputError(
-        f"{folder} has no {SCHEDULER}, so the noise schedule is unknown; add it (scheduler= for an object), or give "
-        "for instance config={'beta_schedule': 'linear', 'num_train_timesteps': 1000}"
-    )
+    unknown = f"{folder} has no {SCHEDULER}, so the noise schedule is unknown; add it (scheduler= for an object)"
+    advice = "give for instance config={'beta_schedule': 'linear', 'num_train_timesteps': 1000}"
+    raise InputError(f"{unknown}, or {advice}")
 
 
 def check_config(values: Any, where: str) -> None:
@@ -248,7 +246,6 @@ def _check_components(what: str, names: Iterable[str]) -> None:
     known = {*NETWORKS, *AUTOENCODERS, *_UNUSED}
     others = sorted(name for name in names if name not in known and not calling.TEXT_PARTS.fullmatch(name))
     if others:
-        raise BackboneError(
-            f"{what} is a pipeline with {', '.join(others)}, which gepc does not know: load its network as an object "
-            "(load_backbone(unet, scheduler=..., vae=...)), or use Backbone.from_callable and with_encoder"
-        )
+        unknown = f"{what} is a pipeline with {', '.join(others)}, which gepc does not know"
+        advice = "(load_backbone(unet, scheduler=..., vae=...)), or use Backbone.from_callable and with_encoder"
+        raise BackboneError(f"{unknown}: load its network as an object {advice}")

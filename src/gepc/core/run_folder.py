@@ -85,11 +85,8 @@ class RunFolder:
         found = _flat(stored)
         for name, value in _flat(identity).items():
             if found.get(name) != value:
-                raise InputError(
-                    f"{self.path} holds a run with other parameters: {name} was {_short(found.get(name))} and is "
-                    f"{_short(value)} now; {self.advice}",
-                    options=self.options,
-                )
+                changed = f"other parameters: {name} was {_short(found.get(name))} and is {_short(value)} now"
+                raise InputError(f"{self.path} holds a run with {changed}; {self.advice}", options=self.options)
         return stored
 
     def clear(self) -> None:

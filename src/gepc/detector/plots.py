@@ -154,7 +154,8 @@ def _draw_histogram(
     for scores, weight, name, colour in zip(sets, weights, names, COLOURS, strict=True):
         height = np.histogram(scores.clip(edges[0], edges[-1]), edges, weights=weight)[0]
         axes.stairs(height, edges, fill=True, color=colour, alpha=0.35)
-        axes.stairs(height, edges, color=colour, linewidth=1.2, label=visible(name))
+        # matplotlib leaves a name out of the legend that begins with an underscore
+        axes.stairs(height, edges, color=colour, linewidth=1.2, label=f"\u200b{name}" if name[:1] == "_" else name)
     axes.set(xlim=(low, high), ylim=(0.0, None))
     axes.set_xticks(_ticks(np.array([low, high]), forward, inverse))
     axes.set_xticks([], minor=True)
@@ -193,11 +194,6 @@ def _ticks(limits: Array, forward: Transform, inverse: Transform) -> list[float]
     nearest = np.minimum(gaps[:-1], gaps[1:])
     digits = -np.floor(np.log10(nearest)).astype(int)
     return [round(float(value), int(count)) for value, count in zip(values[1:-1], digits, strict=True)]
-
-
-def visible(name: str) -> str:
-    """A name for the legend, from which matplotlib leaves out what begins with an underscore."""
-    return f"\u200b{name}" if name.startswith("_") else name
 
 
 def save(figure: Figure, path: Path, formats: Sequence[str] = ("png", "svg")) -> None:

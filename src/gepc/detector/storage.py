@@ -286,11 +286,9 @@ def _named_network(stored: Facts, folder: Path, trust: bool) -> str:
         return source
     known = find_network(stored["sha256"])
     if known is None:
-        raise BackboneError(
-            f"{folder} names the network {source[:200]!r}, and paths and hub ids in it are not followed; "
-            "if it is the right one, give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)",
-            options=("backbone",),
-        )
+        named = f"{folder} names the network {source[:200]!r}, and paths and hub ids in it are not followed"
+        advice = "give it as `backbone`, or trust the folder (trust=True, or GEPC_TRUST=1)"
+        raise BackboneError(f"{named}; if it is the right one, {advice}", options=("backbone",))
     return str(known)
 
 

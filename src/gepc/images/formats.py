@@ -74,11 +74,9 @@ def channels_last(pixels: Pixels, name: str, channels: int | None = None) -> Pix
         return pixels
     first, middle, last = pixels.shape
     common = (first in _COMMON_COUNTS, last in _COMMON_COUNTS)
-    rules = (
-        common,
-        (first == channels, last == channels),
-        (first < min(middle, last), last < min(first, middle)),
-    )
+    asked_for = (first == channels, last == channels)
+    shorter = (first < min(middle, last), last < min(first, middle))
+    rules = (common, asked_for, shorter)
     for is_first, is_last in rules[:1] if all(common) else rules:
         if is_first != is_last:
             return pixels.transpose(1, 2, 0) if is_first else pixels

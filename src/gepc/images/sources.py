@@ -221,10 +221,8 @@ class ArrayImages(ItemImages):
         if array.ndim == 3 and array.shape[0] not in (1, 3) and array.shape[2] not in (1, 3, 4):
             array = array[..., None]
         if array.ndim != 4:
-            raise InputError(
-                f"an array of images must be (N,C,H,W) or (N,H,W,C), got shape {array.shape}; "
-                "for one image add an axis in front (x[None])"
-            )
+            given = f"an array of images must be (N,C,H,W) or (N,H,W,C), got shape {array.shape}"
+            raise InputError(f"{given}; for one image add an axis in front (x[None])")
         super().__init__(array)
         if len(array):
             Record.of_array("0", array[0], "each image of the array")
