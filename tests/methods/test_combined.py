@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,11 @@ import torch
 from toys import as_uint8, pictures, toy_backbone
 
 import gepc
+from gepc.backbones.base import shared_passes
 from gepc.cli.app import run
 from gepc.core.errors import OptionError
 from gepc.methods.base import Batch, extract_table
-from gepc.methods.combined import Combined, shared_passes
+from gepc.methods.combined import Combined
 
 IMAGES = as_uint8(pictures(60))
 NAMES = ("gepc", "scoped", "diffpath")
@@ -86,22 +89,28 @@ def test_what_cannot_be_combined(methods: list[str], message: str) -> None:
         gepc.create_detector(toy_backbone(), methods)
 
 
-def test_two_blocks_of_shared_passes_may_overlap_as_those_of_two_threads_do() -> None:
-    """Each remembers its own answers, and the backbone has the counts of both and is otherwise left alone."""
+def test_each_thread_shares_its_own_passes() -> None:
+    """A pass counts once in each block, and a thread outside of a block is not answered from memory."""
     backbone, x = toy_backbone(), torch.from_numpy(pictures(2))
     expected = backbone.eps(x, 5)
-    before = set(vars(backbone))
-    blocks = [shared_passes(backbone), shared_passes(backbone)]
-    first, second = (block.__enter__() for block in blocks)
-    for shared in (first, second, second, first):
-        torch.testing.assert_close(shared.eps(x, 5), expected, rtol=0.0, atol=0.0)
-    assert backbone.forward_count == second.forward_count == 3 * 2
-    blocks[0].__exit__(None, None, None)
-    second.eps(x, 5)
-    second.eps(x, torch.tensor([5, 6]))
-    blocks[1].__exit__(None, None, None)
-    assert backbone.forward_count == 4 * 2
-    assert set(vars(backbone)) == before | {"forward_count"}
+    backbone.reset_counts()
+    both_inside = threading.Barrier(2)
+
+    def share() -> None:
+        with shared_passes():
+            both_inside.wait()
+            for _ in range(3):
+                torch.testing.assert_close(backbone.eps(x, 5), expected, rtol=0.0, atol=0.0)
+            backbone.eps(x, torch.tensor([5, 6]))
+            both_inside.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(share)
+        share()
+        other.result()
+    assert backbone.forward_count == 2 * 2 * len(x)  # two different passes in each of two threads
+    backbone.eps(x, 5)
+    assert backbone.forward_count == 5 * len(x)
 
 
 def test_images_that_may_not_be_square_are_refused_as_for_the_method_by_itself() -> None:

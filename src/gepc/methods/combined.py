@@ -6,22 +6,17 @@ which scores it as the method by itself would be scored. The combination is name
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
-from gepc.backbones.base import Backbone
+from gepc.backbones.base import Backbone, shared_passes
 from gepc.core.errors import OptionError, check_choice
-from gepc.core.files import digest
 from gepc.core.parts import Part
 from gepc.methods.base import Batch, Columns, Derived, Extractor, Table, find_method, register
-
-REMEMBERED = 1 << 28  # bytes of answers that are kept while the methods evaluate a batch
 
 
 @dataclass(frozen=True)
@@ -103,8 +98,8 @@ class Combined(Derived):
 
     def extract(self, backbone: Backbone, batch: Batch, timesteps: Sequence[int]) -> Table:
         """The tables of all methods; a pass that two of them ask for is made once."""
-        with shared_passes(backbone) as shared:
-            return super().extract(shared, batch, timesteps)
+        with shared_passes():
+            return super().extract(backbone, batch, timesteps)
 
     def complete(self, tables: Sequence[Table], batch: Batch) -> Table:
         """`method/feature` -> (N, 1, levels, ...): the level axis of the table is that of the whole image."""
@@ -146,33 +141,3 @@ def _of(member: Member, table: Table) -> Table:
     """The table of one of the methods."""
     start = f"{member.name}/"
     return {key.removeprefix(start): values[:, 0] for key, values in table.items() if key.startswith(start)}
-
-
-@contextmanager
-def shared_passes(backbone: Backbone) -> Iterator[Backbone]:
-    """A backbone for the block that answers eps(x, t) for the same x and t from memory, without counting it again.
-
-    It shares its state, such as counts and weights, with the given one. That one is not changed itself, because other
-    threads may be using it.
-    """
-    known: dict[str, torch.Tensor] = {}
-
-    def eps(_: Backbone, x: torch.Tensor, t: int | torch.Tensor) -> torch.Tensor:
-        if x.requires_grad:
-            return backbone.eps(x, t)
-        content = x.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        key = digest([torch.as_tensor(t).tolist(), list(x.shape)], keys=[content])
-        if key in known:
-            return known[key]
-        answer = backbone.eps(x, t)
-        if sum(kept.nbytes for kept in known.values()) + answer.nbytes <= REMEMBERED:
-            known[key] = answer
-        return answer
-
-    kind: Any = type("SharedPasses", (type(backbone),), {"eps": eps})
-    shared: Backbone = object.__new__(kind)
-    shared.__dict__ = vars(backbone)
-    try:
-        yield shared
-    finally:
-        known.clear()
