@@ -111,6 +111,8 @@ def test_groups_by_folder(place, gepc):
     assert gepc("fit", "groups", "--out", "grouped", *options).returncode == 0
     scored = gepc("score", "grouped", "groups", "--alpha", "0.5", "--groups", "folder")
     assert scored.returncode == 0, scored.stderr
+    undecided = gepc("score", "grouped", "groups", "--alpha", "0.001", "--groups", "folder")
+    assert "This is the smallest group: fit on more images of it, or give --alpha" in undecided.stderr
     refused = gepc("score", "grouped", "new")
     assert refused.returncode == 2
     assert "give `groups` (on the command line: --groups)" in refused.stderr

@@ -8,7 +8,7 @@ from scipy.stats import false_discovery_control
 
 from gepc.conformal.decision import DecisionRule, benjamini_hochberg, storey
 from gepc.conformal.p_values import UNGROUPED, CalibrationScores, p_values
-from gepc.core.errors import OptionError
+from gepc.core.errors import OptionError, TooFewImagesError
 
 rates = st.floats(0.01, 0.5)
 lists = st.lists(st.floats(0.0, 1.0), max_size=40)
@@ -199,3 +199,11 @@ def test_a_procedure_without_a_false_discovery_rate_is_refused():
         DecisionRule(0.1, procedure="storey")
     with pytest.raises(OptionError, match="unknown procedure 'sotrey'"):
         DecisionRule(0.1, procedure="sotrey")
+
+
+def test_too_few_images_of_a_group_names_the_smallest_one():
+    """A rate that the error allows must be possible for every group."""
+    reference = CalibrationScores.of(np.arange(20.0), np.repeat(["large", "small"], [12, 8]))
+    with pytest.raises(TooFewImagesError, match="there are 8") as error:
+        DecisionRule(0.05).check(reference, np.array(["large"]))
+    assert len(DecisionRule(error.value.smallest).limits(reference, np.array(["large"]))) == 1

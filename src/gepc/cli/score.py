@@ -115,12 +115,12 @@ def _shortfall(rule: DecisionRule, fitted: FittedDetector, labels: Labels | None
     try:
         rule.check(fitted.reference, labels)
     except TooFewImagesError as error:
-        images = opt.images_for(fitted, error.needed)
+        fit = f"Fit on at least {opt.images_for(fitted, error.needed)} images"
+        if fitted.reference.grouped:
+            fit = "This is the smallest group: fit on more images of it"
         possible = math.ceil(100.0 * error.smallest) / 100.0
-        return (
-            f"no alarms were decided: {error}. Fit on at least {images} images, or give --alpha {possible:g}; "
-            "the scores and p-values are complete"
-        )
+        advice = f"{fit}, or give --alpha {possible:g}; the scores and p-values are complete"
+        return f"no alarms were decided: {error}. {advice}"
     return None
 
 
