@@ -160,9 +160,10 @@ def test_the_script_scores_as_the_detector_does(
     p_values = detector.p_value(paths)
     assert [float(row["p_value"]) for row in rows] == p_values.tolist()
     alarms = DecisionRule(0.1).alarms(p_values, detector.fitted.reference)
-    assert [row["alarm"] == "True" for row in rows] == alarms.tolist()
+    assert [row["alarm"] == "true" for row in rows] == alarms.tolist()
     run = subprocess.run([*command[:4], str(tmp_path)], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (1, f"{tmp_path}: Is a directory\n")
+    assert (run.returncode, run.stderr) == (1, "")
+    assert run.stdout.splitlines() == ["path,score,p_value,alarm,error", f"{tmp_path},,,,Is a directory"]
 
 
 def test_the_script_compares_the_layers_that_the_detector_compares(

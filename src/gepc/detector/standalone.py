@@ -2,9 +2,10 @@
 
     python score.py photos/new/*.png --alpha 0.05
 
-It prints path, score, p-value and alarm of every image as CSV. A good image raises an alarm with a probability of at
-most alpha. The folder of this file has the network (`net.onnx`), the fitted numbers (`calibration.npz`), and what to do
-with them (`calibration.json`), which also names the thresholds of the score for some rates.
+It prints path, score, p-value and alarm of every image as CSV, or the error if an image cannot be read. A good image
+raises an alarm with a probability of at most alpha. The folder of this file has the network (`net.onnx`), the fitted
+numbers (`calibration.npz`), and what to do with them (`calibration.json`), which also names the thresholds of the score
+for some rates.
 
 The features and their combination are those of the method gepc+ of the package gepc, which describes them at length.
 """
@@ -225,17 +226,17 @@ def main() -> int:
     if not 1.0 / (len(detector.arrays["calibration_scores"]) + 1) <= given.alpha < 1.0:
         parser.error(f"the calibration images are too few for a rate of {given.alpha}")
     table = csv.writer(sys.stdout)
-    table.writerow(("path", "score", "p_value", "alarm"))
+    table.writerow(("path", "score", "p_value", "alarm", "error"))
     failures = 0
     for path in given.images:
         try:
             score = detector.score(read(path))
         except (OSError, ValueError) as error:
             failures += 1
-            sys.stderr.write(f"{path}: {getattr(error, 'strerror', None) or error}\n")
+            table.writerow((path, "", "", "", getattr(error, "strerror", None) or error))
             continue
         p_value = detector.p_value(score)
-        table.writerow((path, repr(score), repr(p_value), p_value <= given.alpha))
+        table.writerow((path, repr(score), repr(p_value), "true" if p_value <= given.alpha else "false", ""))
     return 1 if failures else 0
 
 
