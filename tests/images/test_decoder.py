@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,13 @@ def test_a_process_is_started_again_after_its_end() -> None:
     finally:
         decoder.close()
         decoder.close()
+
+
+def test_a_process_that_ends_while_it_is_given_bytes_is_an_error_of_the_image() -> None:
+    """Such as one that the system kills for its memory."""
+    decoder = DecoderProcess(seconds=60.0)
+    ends_early = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"]
+    decoder._process = subprocess.Popen(ends_early, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with pytest.raises(InputError, match="it makes the decoder fail"):
+        decoder.decode(bytes(1 << 22))  # more than a pipe takes at once
+    assert decoder.decode(_png(np.zeros((4, 4), dtype=np.uint8))).shape == (4, 4)

@@ -102,7 +102,7 @@ class DecoderProcess:
         """End the process, and with an `InputError` what it is decoding."""
         process, self._process = self._process, None
         if process is not None:
-            with process:
+            with contextlib.suppress(OSError), process:  # of a process that ended while it was given bytes
                 process.kill()
 
     __del__ = close
