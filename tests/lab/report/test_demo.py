@@ -69,7 +69,7 @@ def test_finds_are_the_things_that_a_box_touches(finished):
     shown = replace(search, regions=(at(first), Region(2, 8.0, 0.05, (0, 0, 1, 1))))
     assert shown.finds[0] == (first, shown.regions[0])
     assert [region for _, region in shown.finds[1:]] == [None] * len(others)
-    assert shown.found == 1
+    assert shown.found == shown.elsewhere == 1
     rows = demo.things_table(shown).rows
     assert [row[1] for row in rows] == ["box 1", *["missed"] * len(others)]
 

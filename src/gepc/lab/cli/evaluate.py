@@ -106,7 +106,8 @@ def _demo_results(result: Demo, tables: Sequence[ResultTable]) -> str:
     lost, (things, textures) = result.search, tables
     return (
         f"{text_table(things.rows, things.header)}\n\n"
-        f"{lost.found} of {len(lost.lost)} lost things found; photograph: p = {lost.p_value:.2f}\n"
+        f"{lost.found} of {len(lost.lost)} lost things found; boxes elsewhere: {lost.elsewhere}; "
+        f"photograph: p = {lost.p_value:.2f}\n"
         f"{lost.usual} new photographs of the beach without lost things: {lost.false_alarms} false alarms, "
         f"{lost.false_boxes} false boxes\n"
         f"guarantee: {lost.detector.guarantee(ALPHA)}\n\n"

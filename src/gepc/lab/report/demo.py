@@ -109,6 +109,11 @@ class Search:
         return sum(region is not None for _, region in self.finds)
 
     @property
+    def elsewhere(self) -> int:
+        """The number of boxes that touch none of the things."""
+        return sum(not any(item.touches(region) for item in self.lost) for region in self.regions)
+
+    @property
     def finds(self) -> list[tuple[Lost, MapRegion | None]]:
         """Every lost thing with the first region whose box touches it, or None if it was missed."""
         return [(item, next(filter(item.touches, self.regions), None)) for item in self.lost]
