@@ -106,25 +106,32 @@ def test_a_signal_ends_the_service_in_every_state(saved, picture: bytes) -> None
             connection.sendall(text)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(post, place, picture)
-            while not (decoders := children(process.pid)) and not waiting.done():
+            while not (decoders := decoding(process.pid)) and not waiting.done():
                 time.sleep(0.01)
             for decoder in decoders:
                 os.kill(decoder, signal.SIGSTOP)
             process.send_signal(signal.SIGTERM)
-            process.wait(120)  # a hang fails here; an idle machine takes the timeout of 1 s and at most 5 s more
+            try:
+                process.wait(120)  # an idle machine takes the timeout of 1 s and at most 5 s more
+            finally:
+                process.kill()  # a hang has failed by now; the block would wait for the process
             waiting.exception()
         for connection in held:
             connection.close()
     assert not any(Path(f"/proc/{decoder}/exe").exists() for decoder in decoders)
 
 
-def children(parent: int) -> list[int]:
-    """The processes that this one started and that still run."""
+def decoding(parent: int) -> list[int]:
+    """The decoders that this process started and that still run.
+
+    A process that is stopped between its fork and its own program would keep its parent waiting for ever.
+    """
     found = []
     for place in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, its_parent = place.read_text().rpartition(")")[2].split()[:2]
-            if int(its_parent) == parent and state != "Z":
+            is_decoder = b"gepc.images.decoder" in (place.parent / "cmdline").read_bytes()
+            if int(its_parent) == parent and state != "Z" and is_decoder:
                 found.append(int(place.parent.name))
     return found
 

@@ -185,7 +185,7 @@ class MapStatistics:
 
     def state(self) -> dict[str, Array]:
         """The numbers by name."""
-        arrays = {name: np.asarray(getattr(self, name), dtype=np.float64) for name in (*STATE, "trimmed")}
+        arrays = {name: getattr(self, name) for name in STATE} | {"trimmed": np.array([float(self.trimmed)])}
         gaussian = {} if self.gaussian is None else self.gaussian.state()
         return arrays | {f"gaussian/{name}": value for name, value in gaussian.items()}
 
@@ -203,13 +203,14 @@ class MapStatistics:
         usable = mean.shape == std.shape and mean.ndim in (2, 3) and maxima.ndim == 2 and maxima.size > 0
         usable = usable and len(mean) == len(maxima) == 1 + len(parts) and offsets.shape == (len(parts), 2)
         usable = usable and scores.shape == maxima.shape[1:]
+        trimmed = state.get("trimmed", np.zeros(1))  # not written by 0.2
+        usable = usable and trimmed.shape == (1,) and 0.0 <= trimmed[0] <= len(scores)  # never half of the images
         if not usable or min(std.min(), offsets[:, 1].min()) <= 0.0:
             raise InputError("the statistics of the maps do not fit each other; fit the detector again")
         if ("activations" in parts) != bool(gaussian):
             raise InputError("the model of the activations is missing; fit the detector again")
         restored = create_calibrator(model.positions).restore(gaussian) if gaussian else None
-        trimmed = int(state.get("trimmed", np.zeros(())))  # not written by 0.2
-        return cls(parts, weights, mean, std, offsets, maxima, scores, restored, model, trimmed)
+        return cls(parts, weights, mean, std, offsets, maxima, scores, restored, model, int(trimmed[0]))
 
     def _fields(self, parts: MapParts, size: Size) -> Fields:
         """u_p, (N, H, W), for every part."""
