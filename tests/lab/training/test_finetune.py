@@ -48,7 +48,7 @@ def test_architecture_and_schedule_come_from_init(trained: Path, tiny: Recipe) -
     assert (faces.diffusion_steps, faces.norm_groups, faces.scale_shift) == (4000, 8, False)
 
 
-@pytest.mark.filterwarnings("ignore:.*are in colour")
+@pytest.mark.filterwarnings("ignore:images in colour")
 def test_training_starts_from_the_weights(trained: Path, others: Path, tmp_path: Path) -> None:
     run = TrainingRun(load_recipe(None, {**SHORT, "init": str(trained)}), others, tmp_path / "out")
     start = load_file(trained / "diffusion_pytorch_model.safetensors")
@@ -57,7 +57,7 @@ def test_training_starts_from_the_weights(trained: Path, others: Path, tmp_path:
     assert not all(torch.equal(value, start[name]) for name, value in run.net.state_dict().items())
 
 
-@pytest.mark.filterwarnings("ignore:.*are in colour")
+@pytest.mark.filterwarnings("ignore:images in colour")
 def test_a_run_remembers_its_init(trained: Path, others: Path, tiny: Recipe, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(trained, moved)
@@ -91,7 +91,7 @@ def test_contradictions_are_refused(trained: Path, others: Path, tiny: Recipe, t
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.filterwarnings("ignore:.*are in colour")
+@pytest.mark.filterwarnings("ignore:images in colour")
 def test_networks_of_another_kind_are_refused(trained: Path, others: Path, tmp_path: Path) -> None:
     net = UNet2DModel.from_config({**UNet2DModel.load_config(trained), "act_fn": "relu"})
     net.save_pretrained(tmp_path / "other")
@@ -107,7 +107,7 @@ def test_networks_of_another_kind_are_refused(trained: Path, others: Path, tmp_p
         load_recipe(None, {"init": str(tmp_path / "other")})
 
 
-@pytest.mark.filterwarnings("ignore:.*are in colour")
+@pytest.mark.filterwarnings("ignore:images in colour")
 def test_images_of_both_runs_count_as_trained_on(trained: Path, data: Path, others: Path, tmp_path: Path) -> None:
     run = TrainingRun(load_recipe(None, {**SHORT, "init": str(trained)}), others, tmp_path / "out")
     run.loop()
