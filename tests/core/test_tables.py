@@ -56,8 +56,8 @@ def test_latex_escapes_what_is_special() -> None:
     text = TABLE.latex()
     assert r"\caption{AUROC in \%. 10 \% \& more}" in text
     assert r"\begin{tabular}{lcc}" in text
-    assert r"a|b\_c & 3 & 0.988 \\" in text
-    assert r"x/y & 0 & - \\" in text
+    assert r"a\textbar{}b\_c & 3 & 0.988 \\" in text
+    assert r"x\textbackslash{}y & 0 & - \\" in text
 
 
 def test_files(tmp_path: Path) -> None:

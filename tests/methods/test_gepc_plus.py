@@ -109,7 +109,7 @@ def test_a_network_of_one_channel_has_no_column_between_channels() -> None:
     assert np.isfinite(detector.score(images)).all()
     without = gepc.create_detector(backbone, "gepc+", features=("s", "d", *LAGS), **options).fit(images)
     np.testing.assert_array_equal(detector.score(images), without.score(images))
-    with pytest.raises(OptionError, match="this backbone has no feature ac"):
+    with pytest.raises(OptionError, match="there is no feature ac with this backbone"):
         gepc.create_detector(backbone, "gepc+", "fast", features="ac").fit(images)
 
 

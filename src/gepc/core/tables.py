@@ -143,8 +143,9 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], aligned
 
 
 _TEX = {letter: f"\\{letter}" for letter in "&%_#${}"}
-_TEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_TEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+_TEX |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # other glyphs in the default encoding
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in text.replace("\\", "/"))
+    return "".join(_TEX.get(letter, letter) for letter in text)

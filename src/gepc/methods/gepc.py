@@ -157,7 +157,8 @@ class GepcExtractor(HasMaps, Extractor):
         """The features in the order of the columns, without those that this backbone does not have."""
         present = [kind for kind in self.kinds if kind.name in table]
         if not present:
-            raise OptionError(f"this backbone has no feature {', '.join(self.features)}; name another feature")
+            missing = f"there is no feature {', '.join(self.features)} with this backbone and group"
+            raise OptionError(f"{missing}; name another feature")
         return present
 
     def stability(self, table: Table) -> npt.NDArray[np.float64]:
