@@ -434,7 +434,9 @@ class Backbone(NoiseSchedule, PassCounts, Identity, ABC):
             return self._noise(x, t)
         content = x.cpu().contiguous().view(torch.uint8).numpy().tobytes()
         key = digest([id(self), torch.as_tensor(t).tolist(), list(x.shape)], keys=[content])
-        answer = known[key] if key in known else self._noise(x, t)
+        if key in known:
+            return known[key]
+        answer = self._noise(x, t)
         if sum(kept.nbytes for kept in known.values()) + answer.nbytes <= REMEMBERED:
             known[key] = answer
         return answer

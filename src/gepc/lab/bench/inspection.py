@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from sklearn.metrics import precision_recall_curve
 from gepc.backbones.base import Backbone
 from gepc.conformal.decision import DecisionRule
 from gepc.core.errors import InputError, OptionError, TooFewImagesError, raising
-from gepc.core.files import read_json, write_json
+from gepc.core.files import digest, read_json, write_json
 from gepc.core.options import DEFAULT_BACKBONE, at_least, check_fields
 from gepc.core.progress import OnProgress
 from gepc.core.tables import Cell, ResultTable, interval_text
@@ -342,7 +341,7 @@ def run_inspection(
     found: dict[str, dict[str, Cell]] = {}
     for part in parts:
         path = out / "categories" / f"{part.name}.json"
-        files = hashlib.sha256(repr([(file.name, file.stat().st_size) for file in part.files]).encode()).hexdigest()
+        files = digest([(file.name, file.stat().st_size) for file in part.files])
         identity = {"benchmark": benchmark, **network, "protocol": settings, "files": files}
         if path.exists():
             on_progress(part.images)
